@@ -1,0 +1,1 @@
+"""The commands behind ``strata``, one module per part."""
