@@ -1,0 +1,4 @@
+// Stand-in: the name only, so that an include of kernel_operator_list_tensor_intf.h resolves. Holds no CANN code.
+#ifndef STRATA_STANDIN_COMPILER_TIKCPP_TIKCFW_INTERFACE_KERNEL_OPERATOR_LIST_TENSOR_INTF_H
+#define STRATA_STANDIN_COMPILER_TIKCPP_TIKCFW_INTERFACE_KERNEL_OPERATOR_LIST_TENSOR_INTF_H
+#endif
