@@ -1,0 +1,3 @@
+"""Stand-in for the Mooncake KV transfer engine."""
+
+__strata_stand_in__ = True
