@@ -1,4 +1,4 @@
-"""What placing an edit yields: spans on the pristine source, symbols, and the fault of an edit that cannot be placed.
+"""What placing an edit yields: spans on the pristine source, symbols, and the fault of what cannot be placed.
 
 All offsets are character offsets into the source text as read (newlines as in the file).
 """
@@ -16,10 +16,14 @@ FaultCode = Literal["E-SYMBOL-GONE", "E-CONFLICT", "E-AMBIGUOUS", "E-PARTIAL", "
 class Span:
     """One change of the pristine source: the text between ``start`` and ``end`` becomes ``text``.
 
-    op: ``replace`` (start < end; an empty text deletes), ``insert`` (start == end), or the pair ``open``/``close`` of
-    a wrap, both empty, that stand at the start and the end of the wrapped lines. indent: what a wrap puts before each
-    wrapped line (lines inside string tokens excepted). merge: two insertions at one point with the same merge key are
-    one insertion (identical imports of two patches); the texts are equal then.
+    op: ``replace`` (start < end; an empty text deletes), ``insert`` (start == end), or the pair ``open``/``close``
+    of a wrap (start == end both) that stand at the start of the first wrapped statement and at the end of the last
+    one's line. indent, base: what a wrap puts into each wrapped line after the first, behind ``base`` where the line
+    starts so (lines inside string tokens excepted).
+    merge: spans of the same place, text and merge key count once (identical imports of two patches).
+    rank: order of insertions at one point before series order counts; negative for text that follows a statement
+    (minus its depth, so that an inner block's comes first), positive for a decorator.
+    joint: text between two neighbouring insertions at one point that carry the same joint (items of an empty list).
     """
 
     start: int
@@ -27,14 +31,18 @@ class Span:
     text: str
     op: SpanOp
     indent: str = ""
+    base: str = ""
     merge: str = ""
+    rank: int = 0
+    joint: str = ""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A named piece of a file. kind: ``function``, ``class``, ``assignment``, ``module``, or a token language's own.
+    """A named piece of a file. kind: ``function``, ``class``, ``assignment``, ``module``, or a token language's.
 
-    start, end: character offsets of the whole definition (decorators included); line: 1-based line of its name.
+    start, end: character offsets of the whole definition (decorators included); line: 1-based line of its name;
+    condition: the tests it stands under (``if TYPE_CHECKING``), empty where it is unconditional.
     """
 
     qualname: str
@@ -42,15 +50,16 @@ class Symbol:
     start: int
     end: int
     line: int
+    condition: str = ""
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where one edit lands in one file.
 
-    region: (start, end) of the edited symbol; symbol: its qualified name, ``<module>`` for top-level statements, ``""``
-    for a whole token file; neighbours: fingerprint of the anchor's statement with its direct siblings (tells a near
-    change from a far one); line: 1-based line of the anchor.
+    region: (start, end) of the edited symbol; symbol: its qualified name, ``<module>`` for top-level statements,
+    ``""`` for a whole token file; neighbours: fingerprint of the anchor's statement with its direct siblings (tells
+    a near change from a far one); line: 1-based line of the anchor.
     """
 
     spans: tuple[Span, ...]
