@@ -1,0 +1,68 @@
+# The front door. `make help` lists what there is.
+#   VERSION=0.23.0   the vllm-ascend release        BASE=a3|a2|cpu|<reference>|<archive>   what to build on
+#   WITHOUT=<ids>    patches left out, by comma     OFFLINE=1   no network     PLAN=1   show, don't build
+VERSION ?= 0.23.0
+BASE ?=
+WITHOUT ?=
+OFFLINE ?=
+PLAN ?=
+FORCE ?=
+PROFILE ?= c1
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+STRATA := .venv/bin/strata
+PYTEST := .venv/bin/python -m pytest
+TREES = $(CURDIR)/.strata/trees/$(VERSION)
+IMAGE_ARGUMENTS = --version '$(VERSION)' $(if $(BASE),--base '$(BASE)') $(if $(WITHOUT),--without '$(WITHOUT)') \
+	$(if $(OFFLINE),--offline) $(if $(PLAN),--plan) $(if $(FORCE),--force)
+
+.PHONY: help venv bootstrap image up down test test-fast check diff lint bench sources wheelhouse export clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv:
+	@scripts/bootstrap.sh venv
+
+bootstrap: ## the venv and a Docker engine; image and test do this by themselves
+	@scripts/bootstrap.sh
+
+image: $(if $(PLAN),venv,bootstrap) ## build the tuned image (VERSION, BASE, WITHOUT, OFFLINE=1, PLAN=1)
+	@$(STRATA) image build $(IMAGE_ARGUMENTS)
+
+up: ## serve from it (PROFILE=c1|mtp|throughput)
+	docker compose --profile '$(PROFILE)' up --wait
+
+down: ## stop serving
+	docker compose --profile '*' down
+
+check: sources ## the verdict of every patch on VERSION
+	@$(STRATA) check --version '$(VERSION)' --trees '$(TREES)'
+
+diff: sources ## what the series changes, as a unified diff
+	@$(STRATA) diff --version '$(VERSION)' --trees '$(TREES)'
+
+lint: venv ## ruff, mypy, hadolint
+	.venv/bin/ruff check scripts tests
+	.venv/bin/mypy
+	.venv/bin/hadolint images/*/Dockerfile
+
+sources: venv ## the release's source trees, below .strata/trees
+	@$(STRATA) base trees --version '$(VERSION)' >/dev/null
+
+test-fast: venv ## unit tests without trees, engine or network
+	$(PYTEST) -m 'not sources and not engine and not slow'
+
+test: image sources ## everything: unit tests, patches in the image, upstream's unit tests, image, compose
+	STRATA_TREES='$(TREES)' $(PYTEST) tests/unit
+	STRATA_TREES='$(TREES)' $(PYTEST) tests/image
+
+wheelhouse: bootstrap ## everything that `make image OFFLINE=1` needs, below .strata
+	@$(STRATA) image wheelhouse --version '$(VERSION)' $(if $(BASE),--base '$(BASE)')
+
+export: bootstrap ## image and compose files for another host, below dist/
+	@$(STRATA) image export --version '$(VERSION)' $(if $(BASE),--base '$(BASE)')
+
+clean: ## remove what builds leave here (.strata, dist); images stay
+	rm -rf .strata dist
