@@ -1,9 +1,9 @@
 """What importing the stand-in changes in PyTorch, in this process only.
 
-The backend named ``npu`` has no C++ hooks here, and PyTorch raises where it would ask them: looking for the
-current accelerator, and pinning memory. Both are answered on the Python side: ``torch.accelerator`` knows none (which
-also keeps Dynamo from asking for its streams), internal callers get the CPU, and a request to pin is dropped (an
-unpinned tensor has the same content and only copies more slowly).
+The backend named ``npu`` has no C++ hooks here, and PyTorch raises where it would ask them: looking for
+the current accelerator, and pinning memory. Both are answered on the Python side: ``torch.accelerator``
+knows none (which also keeps Dynamo from asking for its streams), internal callers get the CPU, and a
+request to pin is dropped (an unpinned tensor has the same content and only copies more slowly).
 """
 
 from __future__ import annotations
