@@ -1,0 +1,306 @@
+"""What a vllm-ascend base overwrites or never runs: the join of a patch's symbols with it gives SHADOWED and IDLE.
+
+Five ways in which code on disk is not the code that runs, each told from syntax trees alone, nothing is imported:
+assigned over by ``vllm_ascend/patch``, replaced by an out-of-tree operator class, overridden by the subclass that the
+platform runs instead, in a branch that this base never takes, in a module that only such branches import.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from strata.branches import SPECIAL_CASES
+from strata.model import At
+from strata.modules import Module, Modules, Place, TreeSource, module_name
+from strata.shadow_assigned import Assignment, assignments
+from strata.shadow_platform import Platform
+
+ShadowKind = Literal["assigned", "out-of-tree", "overridden", "dead-branch", "dead-module", "dispatch"]
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """Why code at a place is not what runs.
+
+    verdict: ``SHADOWED`` (something else runs instead) or ``IDLE`` (nothing gets there); by: ``file:line`` that causes
+    it; message: in words; condition: when it holds, empty for always.
+    """
+
+    kind: ShadowKind
+    verdict: Literal["SHADOWED", "IDLE"]
+    by: str
+    message: str
+    condition: str = ""
+
+
+class ShadowInfo:
+    """Answers for one pair of trees; work is done when asked for and kept. Made by :func:`shadow_map`."""
+
+    def __init__(self, trees: TreeSource, version: str) -> None:
+        self._modules = Modules(trees, version)
+
+    @cached_property
+    def assignments(self) -> list[Assignment]:
+        """Everything that vllm-ascend's patch modules assign on this base, dead branches included and marked."""
+        return assignments(self._modules)
+
+    @cached_property
+    def _platform(self) -> Platform:
+        return Platform(self._modules)
+
+    def explain(self, at: At, line: int | None = None) -> Shadow | None:
+        """The worst reason why the code at ``at`` is not what runs; None where nothing speaks against it.
+
+        line: 1-based line of an edit's anchor, to tell a dead branch inside a function; without it the definition's own
+        line counts. Unconditional reasons come before conditional ones. Files that are not Python have no reasons.
+        """
+        return next(iter(self.explain_all(at, line)), None)
+
+    def explain_all(self, at: At, line: int | None = None) -> list[Shadow]:
+        """Every reason, unconditional ones first, in a stable order."""
+        if not at.file.endswith(".py"):
+            return []
+        found = [*self._idle(at, line)]
+        if at.symbol and at.symbol != "<module>":
+            name = plain_name(at.symbol)
+            found += [*self._assigned(at, name), *self._replaced(at, name)]
+        unique = dict.fromkeys(found)
+        return sorted(unique, key=lambda s: (bool(s.condition), s.verdict != "IDLE", s.by))
+
+    # --- assigned over -----------------------------------------------------------------------------------------
+
+    def _assigned(self, at: At, name: str) -> Iterator[Shadow]:
+        for item in self._by_place.get(at.path, []):
+            if item.place is None or item.dead:
+                continue
+            target = item.place.qualname
+            if name != target and not name.startswith(target + "."):
+                continue
+            conditions = [*item.conditions]
+            if item.kind == "imported":
+                conditions.append(f"where {item.owner} calls it")
+            elif item.kind == "inherited":
+                conditions.append(f"for {item.owner}")
+            if item.replacement is not None and item.subclass:
+                if name == target:
+                    continue  # still the base class of what runs
+                yield from self._by_subclass(item.replacement, at, name, "assigned", item.by, conditions)
+                continue
+            if item.wraps:
+                conditions.append(f"the replacement keeps the original and calls it ({item.wraps})")
+            yield Shadow("assigned", "SHADOWED", item.by, f"{item.target} is assigned over", _join(conditions))
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str], list[Assignment]]:
+        index: dict[tuple[str, str], list[Assignment]] = {}
+        for item in self.assignments:
+            if item.place is not None:
+                index.setdefault((item.place.tree, item.place.file), []).append(item)
+        return index
+
+    # --- replaced classes --------------------------------------------------------------------------------------
+
+    def _replaced(self, at: At, name: str) -> Iterator[Shadow]:
+        if at.tree != "vllm" or "." not in name:
+            return
+        module = self._modules.module(at.tree, at.file)
+        class_name = name.split(".", 1)[0]
+        if module is None or class_name not in module.all_definitions:
+            return
+        place = Place(at.tree, at.file, class_name)
+        method = name.split(".")[1]
+        registered = self._platform.registered(place)
+        for operator in registered:
+            yield from self._by_subclass(operator.place, at, name, "out-of-tree", operator.by, list(operator.labels))
+        yield from self._dispatch(place, method, bool(registered))
+        for running in self._platform.running_subclasses(place):
+            yield from self._by_subclass(running.place, at, name, "overridden", running.by, list(running.labels))
+
+    def _by_subclass(
+        self, subclass: Place, at: At, name: str, kind: ShadowKind, by: str, conditions: list[str]
+    ) -> Iterator[Shadow]:
+        """The shadow that a subclass casts on one member of its base class, if it overrides that member."""
+        base = Place(at.tree, at.file, name.split(".", 1)[0])
+        method = name.split(".")[1]
+        found = self._platform.override(subclass, base, method)
+        if found is None:
+            return
+        overrider, line, through_super = found
+        if through_super == "always":
+            return
+        conditions = list(conditions)
+        where = f"{overrider.file}:{line}"
+        if through_super:
+            conditions.append(f"reached only where {overrider.qualname}.{method} calls super() ({where})")
+        words = {
+            "assigned": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is put in place of {base.qualname} at {by}",
+            "out-of-tree": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is registered for {base.qualname} at {by}",
+            "overridden": f"{overrider.qualname}.{method} runs instead: the platform uses {subclass.qualname} ({by})",
+        }[kind]
+        yield Shadow(kind, "SHADOWED", where, words, _join(conditions))
+
+    def _dispatch(self, place: Place, method: str, registered: bool) -> Iterator[Shadow]:
+        """forward_cuda and its like of vLLM's operator classes: an out-of-tree platform is given forward_oot."""
+        by = self._platform.other_platform_forward(place, method)
+        if by:
+            yield Shadow("dispatch", "IDLE", by, f"an out-of-tree platform is never dispatched to {method}")
+        elif method == "forward_native" and registered and self._platform.has_own_forward(place):
+            yield Shadow("dispatch", "IDLE", self._platform.dispatch_line, "forward_oot of the Ascend class runs while its operator is enabled",
+                         "unless custom_ops switches the operator off")  # fmt: skip
+
+    # --- dead code ---------------------------------------------------------------------------------------------
+
+    def _idle(self, at: At, line: int | None) -> Iterator[Shadow]:
+        module = self._modules.module(at.tree, at.file)
+        if module is None:
+            return
+        lines = [line] if line is not None else []
+        if at.symbol and at.symbol != "<module>":
+            lines += _definition_lines(module, at.symbol)
+        for number in lines:
+            dead = module.branches.dead_at(number)
+            if dead:
+                yield Shadow("dead-branch", "IDLE", f"{at.file}:{dead.line}", dead.reason)
+                break
+            special = [c for c in module.branches.conditions_at(number) if c in {label for _, label in SPECIAL_CASES}]
+            if special:
+                yield Shadow("dead-branch", "IDLE", f"{at.file}:{number}", "the branch is not taken by default", f"only with {_join(special)}")
+                break
+        if at.tree == "vllm-ascend":
+            yield from self._idle_module(module)
+
+    def _idle_module(self, module: Module) -> Iterator[Shadow]:
+        state = self._imports.state(module)
+        if state.kind == "dead":
+            yield Shadow("dead-module", "IDLE", state.by, f"{module.name} is imported only where this base never gets: {state.reason}")
+        elif state.kind == "special":
+            yield Shadow("dead-module", "IDLE", state.by, f"{module.name} is imported only for a special case", f"only with {state.reason}")
+
+    @cached_property
+    def _imports(self) -> Imports:
+        return Imports(self._modules)
+
+
+@dataclass(frozen=True)
+class ImportState:
+    """Whether a module is ever imported: ``live``, ``special`` (reason: the cases), or ``dead`` (reason: why)."""
+
+    kind: Literal["live", "special", "dead"]
+    by: str = ""
+    reason: str = ""
+
+
+class Imports:
+    """Searches vllm-ascend's import graph backwards from a module to something that every start loads."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self._edges: dict[str, list[tuple[Module, int, str, str]]] = {}
+
+    def state(self, module: Module) -> ImportState:
+        """How a module is reached on this base."""
+        if self._reached(module, lambda kind: kind == "live") is not None:
+            return ImportState("live")
+        special = self._reached(module, lambda kind: kind != "dead")
+        if special is not None:
+            labels = list(dict.fromkeys(reason for _, _, kind, reason in special if kind == "special"))
+            where = next(f"{m.file}:{line}" for m, line, kind, _ in special if kind == "special")
+            return ImportState("special", where, " and ".join(labels))
+        path = self._reached(module, lambda kind: True)
+        if path is None:
+            return ImportState("live")  # nothing imports it by name: loaded in a way that a syntax tree doesn't show
+        where, reason = next((f"{m.file}:{line}", reason) for m, line, kind, reason in path if kind == "dead")
+        return ImportState("dead", where, reason)
+
+    def _reached(self, module: Module, passes: Callable[[str], bool]) -> list[tuple[Module, int, str, str]] | None:
+        """A path of import edges from a root to ``module`` whose kinds all pass; None where there is none."""
+        seen = {module.name}
+        todo: list[tuple[Module, list[tuple[Module, int, str, str]]]] = [(module, [])]
+        while todo:
+            current, path = todo.pop(0)
+            edges = self._importers(current)
+            if _is_root(current) or (not edges and path):
+                return path
+            for edge in edges:
+                if passes(edge[2]) and edge[0].name not in seen:
+                    seen.add(edge[0].name)
+                    todo.append((edge[0], [*path, edge]))
+        return None
+
+    def _importers(self, module: Module) -> list[tuple[Module, int, str, str]]:
+        """(importer, line, kind, reason) for every place that names ``module`` in an import or a string."""
+        if module.name not in self._edges:
+            found = [
+                (other, line, *_edge_kind(other, line))
+                for other in self._modules.mentioning("vllm-ascend", module.name.rsplit(".", 1)[-1])
+                if other.name != module.name
+                for line in _import_lines(other, module.name)
+            ]
+            order = {"live": 0, "special": 1, "dead": 2}
+            self._edges[module.name] = sorted(found, key=lambda e: (order[e[2]], not _is_root(e[0]), e[0].file, e[1]))
+        return self._edges[module.name]
+
+
+def _is_root(module: Module) -> bool:
+    """Modules that every start loads: packages (loaded with whatever is in them) and the platform."""
+    return module.file.endswith("/__init__.py") or module.name == "vllm_ascend.platform"
+
+
+def _edge_kind(module: Module, line: int) -> tuple[str, str]:
+    dead = module.branches.dead_at(line)
+    if dead:
+        return "dead", dead.reason
+    labels = [c for c in module.branches.conditions_at(line) if c in {label for _, label in SPECIAL_CASES}]
+    return ("special", " and ".join(labels)) if labels else ("live", "")
+
+
+def _import_lines(module: Module, name: str) -> list[int]:
+    """Lines of ``module`` that import the module ``name`` or name it in a string."""
+    lines: set[int] = set()
+    for node in ast.walk(module.node):
+        if isinstance(node, ast.Import):
+            named = any(a.name == name or a.name.startswith(name + ".") for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.absolute(node)
+            named = base == name or any(f"{base}.{a.name}" == name for a in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = node.value == name or node.value.startswith(name + ".")
+        else:
+            continue
+        if named:
+            lines.add(node.lineno)
+    return sorted(lines)
+
+
+def _definition_lines(module: Module, symbol: str) -> list[int]:
+    """The line of the definition that a symbol names; of several without a number, the first live one or the first."""
+    name, _, number = symbol.partition("#")
+    nodes = module.all_definitions.get(plain_name(symbol), [])
+    if number.isdigit() and int(number) <= len(nodes):
+        return [nodes[int(number) - 1].lineno]
+    live = [n for n in nodes if module.branches.dead_at(n.lineno) is None]
+    return [n.lineno for n in (live or nodes)[:1]]
+
+
+def plain_name(symbol: str) -> str:
+    """A qualified name without ``#n`` and without ``.setter`` and its like."""
+    name = symbol.split("#", 1)[0]
+    for suffix in (".setter", ".getter", ".deleter"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _join(conditions: list[str]) -> str:
+    return " and ".join(dict.fromkeys(c for c in conditions if c))
+
+
+def shadow_map(trees: TreeSource, version: str) -> ShadowInfo:
+    """What the trees of a base, whose vLLM is release ``version``, overwrite or never run."""
+    return ShadowInfo(trees, version)
+
+
+__all__ = ["Shadow", "ShadowInfo", "module_name", "plain_name", "shadow_map"]

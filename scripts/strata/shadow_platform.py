@@ -1,0 +1,286 @@
+"""Which of vllm-ascend's classes run in place of vLLM's: out-of-tree operators, and what the platform instantiates."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from strata.branches import SPECIAL_CASES
+from strata.modules import Definition, Module, Modules, Place
+from strata.shadow_assigned import bases_of
+
+# what vLLM's CustomOp offers to each platform; an out-of-tree one gets forward_oot (model_executor/custom_op.py)
+_FORWARDS = {"forward_cuda", "forward_hip", "forward_xpu", "forward_cpu", "forward_tpu"}
+_CUSTOM_OP = ("vllm", "vllm/model_executor/custom_op.py", "CustomOp")
+_PLATFORM_FILE = "vllm_ascend/platform.py"
+_LABELS = {label for _, label in SPECIAL_CASES}
+Super = Literal["", "sometimes", "always"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A vllm-ascend class that stands in for a vLLM class. by: ``file:line`` that puts it there; labels: the special
+    cases or features under which it does, empty for always."""
+
+    place: Place
+    by: str
+    labels: tuple[str, ...]
+
+
+class Platform:
+    """Answers about classes; searches only what a question needs."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+
+    # --- classes -----------------------------------------------------------------------------------------------
+
+    def override(self, subclass: Place, base: Place, method: str) -> tuple[Place, int, Super] | None:
+        """(class, line, use of super) of the definition of ``method`` that ``subclass`` uses before ``base``'s own.
+
+        Walks the subclass and its bases down to ``base``; None where nothing between them defines the method.
+        """
+        for place in (subclass, *bases_of(self._modules, subclass)):
+            if place.key == base.key:
+                return None
+            module = self._modules.module(place.tree, place.file)
+            node = module.definitions.get(f"{place.qualname}.{method}") if module else None
+            if node is not None:
+                return place, node.lineno, _super_use(node, method, base)
+            if module is not None and f"{place.qualname}.{method}" in module.assigned:
+                return place, module.all_definitions[place.qualname][0].lineno, ""
+        return None
+
+    def _definition(self, place: Place) -> Definition | None:
+        module = self._modules.module(place.tree, place.file)
+        nodes = module.all_definitions.get(place.qualname, []) if module else []
+        return nodes[-1] if nodes else None
+
+    def _is_custom_op(self, place: Place) -> bool:
+        return any(b.key == _CUSTOM_OP for b in bases_of(self._modules, place))
+
+    # --- out-of-tree operators ---------------------------------------------------------------------------------
+
+    def registered(self, place: Place) -> list[Running]:
+        """The Ascend classes registered for a vLLM operator class (vLLM looks them up by the class's name)."""
+        found = self._registry.get(place.qualname, [])
+        return [r for r in found if any(b.key == place.key for b in bases_of(self._modules, r.place))]
+
+    @cached_property
+    def _registry(self) -> dict[str, list[Running]]:
+        registry: dict[str, list[Running]] = {}
+        for module in self._modules.mentioning("vllm-ascend", "register_oot"):
+            for name, running in self._registrations(module):
+                registry.setdefault(name, []).append(running)
+        return registry
+
+    def _registrations(self, module: Module) -> Iterator[tuple[str, Running]]:
+        tables: set[str] = set()
+        for site in module.branches.live:
+            if isinstance(site.node, ast.For) and _mentions(site.node, "register_oot"):
+                iterated = site.node.iter
+                if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Attribute):
+                    iterated = iterated.func.value
+                if isinstance(iterated, ast.Name):
+                    tables.add(iterated.id)
+        for site in module.branches.live:
+            bound = module.bindings_in(site.scope)
+            labels = tuple(c for c in site.conditions if c in _LABELS or "model" in c)
+            for name, value in _pairs(site.node, tables):
+                dotted = module.dotted(value, bound)
+                place = self._modules.origin(dotted) if dotted else None
+                if place is not None and place.qualname:
+                    yield name, Running(place, f"{module.file}:{value.lineno}", labels)
+
+    def other_platform_forward(self, place: Place, method: str) -> str:
+        """``file:line`` of the dispatch that keeps ``method`` from running here; empty where it may run."""
+        if method not in _FORWARDS or not self._is_custom_op(place):
+            return ""
+        node = self._definition(place)
+        if not isinstance(node, ast.ClassDef):
+            return ""
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and item.name not in _FORWARDS and _mentions(item, method):
+                return ""
+        return self.dispatch_line
+
+    def has_own_forward(self, place: Place) -> bool:
+        """Whether every registered class brings a forward_oot that does not fall back to forward_native."""
+        for running in self.registered(place):
+            found = self.override(running.place, place, "forward_oot")
+            if found is None:
+                return False
+            module = self._modules.module(found[0].tree, found[0].file)
+            node = module.definitions.get(f"{found[0].qualname}.forward_oot") if module else None
+            if node is None or _mentions(node, "forward_native"):
+                return False
+        return True
+
+    @cached_property
+    def dispatch_line(self) -> str:
+        """``file:line`` of vLLM's choice of a forward method."""
+        module = self._modules.module(_CUSTOM_OP[0], _CUSTOM_OP[1])
+        node = module.definitions.get("CustomOp.dispatch_forward") if module else None
+        return f"vllm::{_CUSTOM_OP[1]}:{node.lineno}" if node else f"vllm::{_CUSTOM_OP[1]}"
+
+    # --- what the platform runs --------------------------------------------------------------------------------
+
+    def running_subclasses(self, place: Place) -> list[Running]:
+        """The platform's own subclasses of a vLLM class, each with the special cases under which it runs."""
+        candidates = [r for r in self._named_bases.get(place.qualname, []) if self._derives(r, place)]
+        if not candidates:
+            return []
+        running = self._running
+        return [running[c.key] for c in candidates if c.key in running]
+
+    def _derives(self, subclass: Place, base: Place) -> bool:
+        return any(b.key == base.key for b in bases_of(self._modules, subclass))
+
+    @cached_property
+    def _named_bases(self) -> dict[str, list[Place]]:
+        """Running classes by the names of all their bases."""
+        found: dict[str, list[Place]] = {}
+        for running in self._running.values():
+            for base in bases_of(self._modules, running.place):
+                found.setdefault(base.qualname, []).append(running.place)
+        return found
+
+    @cached_property
+    def _running(self) -> dict[tuple[str, str, str], Running]:
+        """Classes that the platform names in strings, and all that these instantiate, directly or through functions.
+
+        A class reached in several ways keeps the way with the fewest labels.
+        """
+        found: dict[tuple[str, str, str], Running] = {}
+        todo = [*self._named_by_platform()]
+        seen: dict[tuple[str, str, str], int] = {}
+        while todo:
+            todo.sort(key=lambda r: len(r.labels))
+            current = todo.pop(0)
+            if seen.get(current.place.key, 99) <= len(current.labels):
+                continue
+            seen[current.place.key] = len(current.labels)
+            if isinstance(self._definition(current.place), ast.ClassDef):
+                found[current.place.key] = current
+            todo += self._instantiated(current)
+        return found
+
+    def _named_by_platform(self) -> Iterator[Running]:
+        module = self._modules.module("vllm-ascend", _PLATFORM_FILE)
+        if module is None:
+            return
+        for site in module.branches.live:
+            if isinstance(site.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try):
+                continue
+            for node in ast.walk(site.node):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("vllm_ascend."):
+                    place = self._modules.origin(node.value)
+                    if place is not None and place.qualname:
+                        yield Running(place, f"{module.file}:{node.lineno}", _feature_labels(site.conditions))
+
+    def _instantiated(self, current: Running) -> list[Running]:
+        """Classes and functions of vllm-ascend that the code of a class (its own and its bases') or function calls."""
+        found = []
+        for place in (current.place, *bases_of(self._modules, current.place)):
+            module = self._modules.module(place.tree, place.file)
+            if place.tree != "vllm-ascend" or module is None:
+                continue
+            prefix = tuple(place.qualname.split("."))
+            for site in module.branches.live:
+                if site.scope[: len(prefix)] != prefix or isinstance(
+                    site.node, ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try
+                ):
+                    continue
+                calls = [n for n in ast.walk(site.node) if isinstance(n, ast.Call)]
+                if not calls:
+                    continue
+                bound = module.bindings_in(site.scope)
+                for call in calls:
+                    target = self._own(module.dotted(call.func, bound))
+                    if target is not None:
+                        labels = (*current.labels, *(c for c in site.conditions if c in _LABELS))
+                        found.append(Running(target, f"{module.file}:{call.lineno}", tuple(dict.fromkeys(labels))))
+        return found
+
+    def _own(self, dotted: str) -> Place | None:
+        """The vllm-ascend class or function of that name, if it is one."""
+        if not dotted.startswith("vllm_ascend."):
+            return None
+        place = self._modules.origin(dotted)
+        if place is None or place.tree != "vllm-ascend" or not place.qualname or "." in place.qualname:
+            return None
+        return place if self._definition(place) is not None else None
+
+
+def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.expr]]:
+    """(operator name, class expression) that a statement puts into a registration table or registers directly."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name) and target.id in tables and isinstance(node.value, ast.Dict):
+                yield from _dict_pairs(node.value)
+            elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in tables:
+                if isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str):
+                    yield target.slice.value, node.value
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        call, function = node.value, node.value.func
+        if function.attr == "update" and isinstance(function.value, ast.Name) and function.value.id in tables:
+            for argument in call.args:
+                if isinstance(argument, ast.Dict):
+                    yield from _dict_pairs(argument)
+        elif function.attr == "register_oot":
+            given = {k.arg: k.value for k in call.keywords}
+            name, value = given.get("name"), next((v for k, v in given.items() if k and k.startswith("_decorated")), None)
+            if isinstance(name, ast.Constant) and isinstance(name.value, str) and value is not None:
+                yield name.value, value
+    elif isinstance(node, ast.ClassDef):
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute) and decorator.func.attr == "register_oot":
+                names = [k.value for k in decorator.keywords if k.arg == "name"] or decorator.args[:1]
+                for name in names:
+                    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                        yield name.value, ast.copy_location(ast.Name(node.name, ast.Load()), node)
+
+
+def _dict_pairs(table: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
+    for key, value in zip(table.keys, table.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value, value
+
+
+def _feature_labels(conditions: tuple[str, ...]) -> tuple[str, ...]:
+    """Special cases and switched-on features among conditions; the ordinary checks of the platform are none."""
+    return tuple(c for c in conditions if c in _LABELS or (c.startswith("ascend_config.") and not c.startswith("not ")))
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(
+        (isinstance(n, ast.Attribute) and n.attr == name) or (isinstance(n, ast.Name) and n.id == name) for n in ast.walk(node)
+    )
+
+
+def _super_use(node: Definition, method: str, base: Place) -> Super:
+    """Whether an override calls what it overrides: at the top level of its body (always) or somewhere in it."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+
+    def calls(tree: ast.AST) -> bool:
+        return any(
+            isinstance(n, ast.Attribute)
+            and n.attr == method
+            and (
+                (isinstance(n.value, ast.Call) and isinstance(n.value.func, ast.Name) and n.value.func.id == "super")
+                or (isinstance(n.value, ast.Name) and n.value.id == base.qualname)
+            )
+            for n in ast.walk(tree)
+        )
+
+    leaves = False
+    for item in node.body:
+        plain = isinstance(item, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return)
+        if plain and not leaves and calls(item):
+            return "always"
+        leaves = leaves or any(isinstance(n, ast.Return) for n in ast.walk(item))
+    return "sometimes" if calls(node) else ""
