@@ -1,4 +1,6 @@
-"""Every operator wrapper of a package through the toolkit's compiler: which pass, and where their headers came from."""
+"""Every operator wrapper of a package through the toolkit's compiler: which pass, and where their headers
+came from.
+"""
 
 from __future__ import annotations
 
@@ -43,39 +45,77 @@ class Outcome:
 
 
 def environment(scripts: Iterable[Path], base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment after sourcing the ``set_env.sh`` scripts in order; E-ENV where one is missing or fails."""
+    """The environment after sourcing the ``set_env.sh`` scripts in order; E-ENV where one is missing or
+    fails.
+    """
     paths = list(scripts)
     for path in paths:
         if not path.is_file():
-            raise StrataError(Finding("E-ENV", "a toolkit environment script is missing", expected=str(path),
-                                      found="no such file", hint="use a base with the CANN toolkit and ATB"))  # fmt: skip
+            raise StrataError(
+                Finding(
+                    "E-ENV",
+                    "a toolkit environment script is missing",
+                    expected=str(path),
+                    found="no such file",
+                    hint="use a base with the CANN toolkit and ATB",
+                )
+            )
     # the real scripts use unset variables and return codes of their own, so neither -u nor -e
     text = "".join(f"source '{p}' || exit 91\n" for p in paths) + "env -0"
-    done = subprocess.run(["bash", "-c", text], capture_output=True, env=dict(base or os.environ), check=False)
+    done = subprocess.run(
+        ["bash", "-c", text], capture_output=True, env=dict(base or os.environ), check=False
+    )
     if done.returncode != 0:
-        raise StrataError(Finding("E-ENV", "a toolkit environment script failed", where=", ".join(map(str, paths)),
-                                  found=done.stderr.decode(errors="replace").strip()[-500:]))  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-ENV",
+                "a toolkit environment script failed",
+                where=", ".join(map(str, paths)),
+                found=done.stderr.decode(errors="replace").strip()[-500:],
+            )
+        )
     pairs = (item.partition("=") for item in done.stdout.decode(errors="surrogateescape").split("\0") if item)
     return {key: value for key, _, value in pairs}
 
 
-def prove(package: Package, descriptors: Sequence[Descriptor], env: Mapping[str, str], *, jobs: int | None = None,
-          progress: Callable[[Outcome], None] | None = None) -> list[Outcome]:  # fmt: skip
+def prove(
+    package: Package,
+    descriptors: Sequence[Descriptor],
+    env: Mapping[str, str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[Outcome], None] | None = None,
+    in_place: Path | None = None,
+    cpath: Path | None = None,
+) -> list[Outcome]:
     """Run every descriptor's wrapper; one process for each operator, ``jobs`` (default: all cores) at a time.
 
-    env: the toolkit's environment. ``CPATH`` and the like are taken out: they would hide a header that the package lacks.
-    Outcomes come in the order of ``descriptors``; ``progress`` sees them as they come.
+    env: the toolkit's environment. ``CPATH`` and the like are taken out: they would hide a header that the
+    package lacks. in_place, cpath: for a package that isn't meant to move: a further directory that headers
+    may come from, and the ``CPATH`` that the release's build sets. Outcomes come in the order of
+    ``descriptors``; ``progress`` sees them as they come.
     """
-    clean = {k: v for k, v in env.items() if k not in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "BUILD_KERNEL_SRC")}
+    clean = {
+        k: v
+        for k, v in env.items()
+        if k not in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "BUILD_KERNEL_SRC")
+    }
     clean["PYTHONDONTWRITEBYTECODE"] = "1"
     clean["LC_ALL"] = "C"
-    allowed = _allowed(package, clean)
+    if cpath is not None:
+        clean["CPATH"] = str(cpath)
+    allowed = _allowed(package, clean, in_place)
     groups: dict[str, list[Descriptor]] = {}
     for descriptor in descriptors:
         groups.setdefault(descriptor.op_file, []).append(descriptor)
     found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="strata-kernels-") as scratch, ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        futures = [pool.submit(_operator, package, group, clean, allowed, Path(scratch)) for group in groups.values()]
+    with (
+        tempfile.TemporaryDirectory(prefix="strata-kernels-") as scratch,
+        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
+    ):
+        futures = [
+            pool.submit(_operator, package, group, clean, allowed, Path(scratch)) for group in groups.values()
+        ]
         for future in as_completed(futures):
             for outcome in future.result():
                 found[outcome.name] = outcome
@@ -84,25 +124,41 @@ def prove(package: Package, descriptors: Sequence[Descriptor], env: Mapping[str,
     return [found[d.name] for d in descriptors]
 
 
-def _allowed(package: Package, env: Mapping[str, str]) -> tuple[str, ...]:
+def _allowed(package: Package, env: Mapping[str, str], in_place: Path | None) -> tuple[str, ...]:
     """Directories that headers may come from: the package, the toolkit, the host compiler's own."""
-    roots = [package.root.resolve(), Path(env.get("ASCEND_HOME_PATH", "/nonexistent")).resolve(), Path("/usr")]
-    return tuple(str(r) + "/" for r in roots)
+    roots = [
+        package.root,
+        Path(env["ASCEND_HOME_PATH"]),
+        Path("/usr/include"),
+        Path("/usr/lib"),
+        Path("/usr/local/include"),
+    ]
+    return tuple(str(r.resolve()) + "/" for r in [*roots, *([in_place] if in_place else [])])
 
 
-def _operator(package: Package, group: list[Descriptor], env: Mapping[str, str], allowed: tuple[str, ...],
-              scratch: Path) -> list[Outcome]:  # fmt: skip
+def _operator(
+    package: Package, group: list[Descriptor], env: Mapping[str, str], allowed: tuple[str, ...], scratch: Path
+) -> list[Outcome]:
     op_file = group[0].op_file
     output = scratch / op_file
     output.mkdir()
     wrapper = package.wrappers.resolve() / f"{op_file}.py"
     job = {"wrapper": str(wrapper), "output": str(output), "descriptors": [d.as_json() for d in group]}
-    done = subprocess.run([sys.executable, str(WORKER)], input=json.dumps(job), capture_output=True, text=True,
-                          env=dict(env), cwd=output, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(WORKER)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        env=dict(env),
+        cwd=output,
+        check=False,
+    )
     lines = {r["name"]: r for r in map(json.loads, done.stdout.splitlines())} if done.returncode == 0 else {}
     outcomes = []
     for d in group:
-        result = lines.get(d.name, {"error": f"the wrapper could not be imported: {_last(done.stderr)}", "headers": []})
+        result = lines.get(
+            d.name, {"error": f"the wrapper could not be imported: {_last(done.stderr)}", "headers": []}
+        )
         outside = tuple(h for h in result["headers"] if not h.startswith(allowed))
         outcomes.append(Outcome(d.op_type, op_file, d.name, result["error"], outside))
     return outcomes

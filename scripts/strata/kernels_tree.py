@@ -1,4 +1,5 @@
-"""What a release's tree says of its operators: names for each SoC, kinds, and where things lie in an operator package.
+"""What a release's tree says of its operators: names for each SoC, kinds, and where things lie in an operator
+package.
 
 Standard library only: this runs in the kernels stage with the base's Python.
 """
@@ -18,14 +19,16 @@ PACKAGE = "vllm_ascend/_cann_ops_custom"
 CATLASS = "csrc/third_party/catlass/include"
 GROUPS = ("attention", "ffn", "gmm", "mc2", "moe", "posembedding")
 
-_BRANCH = re.compile(r'=~\s*\^(?P<family>ascend\w+)\s*\]\]')
+_BRANCH = re.compile(r"=~\s*\^(?P<family>ascend\w+)\s*\]\]")
 _ARRAY = re.compile(r"CUSTOM_OPS_ARRAY=\((?P<body>[^)]*)\)")
 _ARGUMENT = re.compile(r'SOC_ARG="(?P<unit>\w+)"')
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One chip family of the release's build script: the prefix of SOC_VERSION, the compute unit, its operators."""
+    """One chip family of the release's build script: the prefix of SOC_VERSION, the compute unit, its
+    operators.
+    """
 
     family: str
     compute_unit: str
@@ -35,7 +38,8 @@ class Unit:
 def units(script: str) -> list[Unit]:
     """The chip families in the text of ``build_aclnn.sh``, in order.
 
-    A family is a ``[[ ... =~ ^ascendNNN ]]`` branch with a ``CUSTOM_OPS_ARRAY`` and a ``SOC_ARG``. Comments don't count.
+    A family is a ``[[ ... =~ ^ascendNNN ]]`` branch with a ``CUSTOM_OPS_ARRAY`` and a ``SOC_ARG``. Comments
+    don't count.
     """
     text = re.sub(r"(?m)^\s*#.*$", "", script)
     starts = list(_BRANCH.finditer(text))
@@ -44,7 +48,7 @@ def units(script: str) -> list[Unit]:
         body = text[start.end() : end]
         array, argument = _ARRAY.search(body), _ARGUMENT.search(body)
         if array and argument:
-            names = tuple(re.findall(r'[\w]+', array["body"]))
+            names = tuple(re.findall(r"[\w]+", array["body"]))
             found.append(Unit(start["family"], argument["unit"], names))
     return found
 
@@ -56,15 +60,30 @@ def unit_for(tree: Path, soc_version: str) -> Unit:
     """
     script = tree / BUILD_SCRIPT
     if not script.is_file():
-        raise StrataError(Finding("E-TREE", "the tree has no operator build", where=str(tree), expected=BUILD_SCRIPT,
-                                  found="no such file", hint="give the vllm-ascend tree with its csrc/"))  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-TREE",
+                "the tree has no operator build",
+                where=str(tree),
+                expected=BUILD_SCRIPT,
+                found="no such file",
+                hint="give the vllm-ascend tree with its csrc/",
+            )
+        )
     known = units(script.read_text(encoding="utf-8"))
     for unit in known:
         if soc_version.startswith(unit.family):
             return unit
-    raise StrataError(Finding("E-SOC", f"the release builds no operators for {soc_version!r}", where=str(script),
-                              expected="a SOC_VERSION starting with one of " + ", ".join(u.family for u in known),
-                              found=soc_version, hint="correct soc_version of the base in images/bases.yaml"))  # fmt: skip
+    raise StrataError(
+        Finding(
+            "E-SOC",
+            f"the release builds no operators for {soc_version!r}",
+            where=str(script),
+            expected="a SOC_VERSION starting with one of " + ", ".join(u.family for u in known),
+            found=soc_version,
+            hint="correct soc_version of the base in images/bases.yaml",
+        )
+    )
 
 
 def directory_of(tree: Path, operator: str) -> Path | None:
@@ -77,7 +96,9 @@ def directory_of(tree: Path, operator: str) -> Path | None:
 
 
 def kind_of(tree: Path, operator: str) -> str:
-    """``aicore`` (a kernel for the AI cores), ``aicpu`` (runs on the device's CPU), ``host``, or ``missing``."""
+    """``aicore`` (a kernel for the AI cores), ``aicpu`` (runs on the device's CPU), ``host``, or
+    ``missing``.
+    """
     directory = directory_of(tree, operator)
     if directory is None:
         return "missing"
@@ -106,14 +127,21 @@ class Package:
 
     @classmethod
     def at(cls, root: Path) -> Package:
-        """The package below ``root``; E-PACKAGE where it doesn't hold exactly one vendor with AI-core wrappers."""
+        """The package below ``root``; E-PACKAGE where it doesn't hold exactly one vendor with AI-core
+        wrappers.
+        """
         vendors = sorted(p.parents[3] for p in root.glob("vendors/*/op_impl/ai_core/tbe/*_impl"))
         if len(vendors) != 1:
             raise StrataError(
-                Finding("E-PACKAGE", "not an operator package", where=str(root),
-                        expected="one directory vendors/<name>/op_impl/ai_core/tbe/<name>_impl", found=f"{len(vendors)} of them",
-                        hint="take vllm_ascend/_cann_ops_custom from the release's wheel or image")
-            )  # fmt: skip
+                Finding(
+                    "E-PACKAGE",
+                    "not an operator package",
+                    where=str(root),
+                    expected="one directory vendors/<name>/op_impl/ai_core/tbe/<name>_impl",
+                    found=f"{len(vendors)} of them",
+                    hint="take vllm_ascend/_cann_ops_custom from the release's wheel or image",
+                )
+            )
         return cls(root, vendors[0])
 
     @property
@@ -141,9 +169,15 @@ class Package:
             data: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             units_here = sorted(p.name for p in (self.tbe / "config").glob("*"))
-            raise StrataError(Finding("E-PACKAGE", f"no operator descriptions for {compute_unit}", where=str(path),
-                                      found=str(error), expected="one of the package's own: " + ", ".join(units_here)),
-                              ) from error  # fmt: skip
+            raise StrataError(
+                Finding(
+                    "E-PACKAGE",
+                    f"no operator descriptions for {compute_unit}",
+                    where=str(path),
+                    found=str(error),
+                    expected="one of the package's own: " + ", ".join(units_here),
+                ),
+            ) from error
         return data
 
     def binaries(self, compute_unit: str, op_file: str) -> list[Path]:

@@ -1,7 +1,8 @@
 """One operator in a process of its own: import its wrapper, call it for each descriptor, say what happened.
 
-Reads ``{"wrapper": path, "output": directory, "descriptors": [...]}`` on stdin and writes one JSON line for each
-descriptor on stdout: ``{"name", "ok", "error", "headers"}``. Runs in the toolkit's environment; imports nothing else of Strata.
+Reads ``{"wrapper": path, "output": directory, "descriptors": [...]}`` on stdin and writes one JSON line for
+each descriptor on stdout: ``{"name", "ok", "error", "headers"}``. Runs in the toolkit's environment; imports
+nothing else of Strata.
 """
 
 from __future__ import annotations
@@ -33,9 +34,18 @@ def run(wrapper: Path, output: Path, descriptors: list[dict[str, Any]]) -> list[
         result: dict[str, Any] = {"name": descriptor["name"], "ok": False, "error": "", "headers": []}
         try:
             build = register.OPERATORS[descriptor["op_type"]]
-            extra = {"impl_mode": descriptor["impl_mode"]} if "impl_mode" in inspect.signature(build).parameters else {}
-            build(*descriptor["inputs"], *descriptor["outputs"], *descriptor["attributes"],
-                  kernel_name=descriptor["name"], **extra)  # fmt: skip
+            extra = (
+                {"impl_mode": descriptor["impl_mode"]}
+                if "impl_mode" in inspect.signature(build).parameters
+                else {}
+            )
+            build(
+                *descriptor["inputs"],
+                *descriptor["outputs"],
+                *descriptor["attributes"],
+                kernel_name=descriptor["name"],
+                **extra,
+            )
             report = output / "kernel_meta" / f"{descriptor['name']}.standin.json"
             result["headers"] = json.loads(report.read_text(encoding="utf-8"))["headers"]
             result["ok"] = True
