@@ -71,7 +71,7 @@ def read_expected(path: Path, version: str) -> dict[str, int]:
     known = yaml.safe_load(path.read_text(encoding="utf-8"))
     if version not in known:
         raise ResultError(
-            f"{path}: no counts for {version!r}, only for {', '.join(known)}; run the base alone and record its"
+            f"{path}: no counts for {version!r}, only for {', '.join(known)}; record those of this base"
         )
     counts: dict[str, int] = known[version]
     return counts
