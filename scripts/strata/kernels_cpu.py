@@ -1,6 +1,4 @@
-"""Operators on a base without CANN: wrappers regenerated and proved with the stand-in; binaries stay as
-shipped.
-"""
+"""Operators on a base without CANN: wrappers regenerated and proved; binaries stay as shipped."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def job_limit(available: int, cores: int) -> int:
 def available_memory(
     meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
 ) -> int:
-    """Bytes that a build may take: the kernel's MemAvailable, or the container's limit where that is lower."""
+    """Bytes that a build may take: MemAvailable, or the container's limit where that is lower."""
     fields = dict(
         line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines() if ":" in line
     )
@@ -160,14 +160,13 @@ def build(
                 hint="use BASE=cpu, or a real device base",
             )
         )
-    say(
-        f"SOC_VERSION={soc_version} ({unit.compute_unit}, {len(unit.operators)} operators), MAX_JOBS={env['MAX_JOBS']}, "
-        f"ccache {'on' if 'CMAKE_CXX_COMPILER_LAUNCHER' in env else 'not there'}"
-    )
+    ccache = "on" if "CMAKE_CXX_COMPILER_LAUNCHER" in env else "not there"
+    say(f"SOC_VERSION={soc_version} ({unit.compute_unit}, {len(unit.operators)} operators)")
+    say(f"MAX_JOBS={env['MAX_JOBS']}, ccache {ccache}")
     before = _files(tree / PACKAGE)
     extensions = {p.name: p.stat().st_mtime_ns for p in (tree / "vllm_ascend").glob("*.so")}
     if need.extension:
-        # as the release installs itself; its extension build starts with the operator build. No index is asked.
+        # as the release installs itself; its extension build starts with the operator build
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = version
         _run(
             [

@@ -4,6 +4,7 @@ came from.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ WORKER = Path(__file__).with_name("kernels_worker.py")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one descriptor. ``outside``: headers read from neither package, toolkit nor the system."""
+    """What became of one descriptor. ``outside``: headers from neither package, toolkit nor system."""
 
     op_type: str
     op_file: str
@@ -95,6 +96,15 @@ def prove(
     may come from, and the ``CPATH`` that the release's build sets. Outcomes come in the order of
     ``descriptors``; ``progress`` sees them as they come.
     """
+    if importlib.util.find_spec("regex") is None:
+        raise StrataError(
+            Finding(
+                "E-TOOL",
+                "this Python lacks the module regex, which every operator wrapper imports",
+                where=sys.executable,
+                hint=f"{sys.executable} -m pip install regex",
+            )
+        )
     clean = {
         k: v
         for k, v in env.items()
