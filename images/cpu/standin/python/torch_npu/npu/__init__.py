@@ -205,6 +205,11 @@ def manual_seed(seed: int) -> None:
 manual_seed_all = manual_seed
 
 
+def _is_in_bad_fork() -> bool:
+    """PyTorch asks before it seeds a device: no device was initialised before a fork."""
+    return False
+
+
 def get_rng_state(device: Any = None) -> torch.Tensor:
     return torch.get_rng_state()
 
