@@ -58,13 +58,10 @@ def _python() -> Language:
     return PythonLanguage()
 
 
-@cache
-def _tokens() -> Language:
-    from strata.tokens import TokenLanguage
-
-    return TokenLanguage()
-
-
 def language_of(file: str) -> Language:
     """The language of a file, by its name."""
-    return _python() if file.endswith((".py", ".pyi")) else _tokens()
+    if file.endswith((".py", ".pyi")):
+        return _python()
+    from strata.token_edits import token_language
+
+    return token_language(file)
