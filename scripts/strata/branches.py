@@ -118,7 +118,9 @@ class Facts:
         words = ast.unparse(test)
         for marker, label in SPECIAL_CASES:
             if marker in words and isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Compare):
-                negated = isinstance(test, ast.Compare) and any(isinstance(o, ast.NotEq | ast.IsNot) for o in test.ops)
+                negated = isinstance(test, ast.Compare) and any(
+                    isinstance(o, ast.NotEq | ast.IsNot) for o in test.ops
+                )
                 return (label,) if taken != negated else ()
         words = words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
         return (words if taken else f"not ({words})",)
@@ -145,7 +147,12 @@ def _walk(
         if isinstance(node, ast.If):
             conditions = _walk_if(node, body[index + 1 :], facts, names, conditions, scope, result)
             if _ends(node, facts, names):
-                _bury(body[index + 1 :], f"the branch taken at line {node.lineno} leaves before it", node.lineno, result)
+                _bury(
+                    body[index + 1 :],
+                    f"the branch taken at line {node.lineno} leaves before it",
+                    node.lineno,
+                    result,
+                )
                 return
             continue
         if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break):
@@ -153,7 +160,7 @@ def _walk(
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = dict(names)
-            if not isinstance(node, ast.ClassDef):
+            if inner and not isinstance(node, ast.ClassDef):
                 for name in _bound_names(node):
                     inner.pop(name, None)
             _walk(node.body, facts, inner, conditions, (*scope, node.name), result)
@@ -161,7 +168,7 @@ def _walk(
             _walk(node.body, facts, names, conditions, scope, result)
             for handler in node.handlers:
                 failed = ast.unparse(handler.type) if handler.type else "any error"
-                _walk(handler.body, facts, dict(names), (*conditions, f"line {node.lineno} raises {failed}"), scope, result)
+                _walk(handler.body, facts, dict(names), (*conditions, f"{failed} is raised"), scope, result)
             _walk(node.orelse, facts, names, conditions, scope, result)
             _walk(node.finalbody, facts, names, conditions, scope, result)
         elif isinstance(node, ast.Match):
@@ -169,8 +176,7 @@ def _walk(
                 words = f"match {ast.unparse(node.subject)}: {ast.unparse(case.pattern)}"
                 _walk(case.body, facts, dict(names), (*conditions, words), scope, result)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith):
-            for name in _stored(node):
-                names.pop(name, None)
+            _forget(node, names)
             _walk(node.body, facts, names, conditions, scope, result)
             _walk(getattr(node, "orelse", []), facts, names, conditions, scope, result)
         else:
@@ -188,12 +194,11 @@ def _walk_if(
 ) -> tuple[str, ...]:
     """Both arms of an ``if``; returns the conditions under which the statements after it run."""
     value = facts.truth(node.test, names)
-    test = ast.unparse(node.test)
     for arm, taken in ((node.body, True), (node.orelse, False)):
         if not arm:
             continue
         if value is not None and value is not taken:
-            _bury(arm, f"`{test}` is {value} on {facts.version}", node.lineno, result)
+            _bury(arm, f"`{ast.unparse(node.test)}` is {value} on {facts.version}", node.lineno, result)
         elif value is not None:
             _walk(arm, facts, names, conditions, scope, result)
         else:
@@ -235,16 +240,24 @@ def _remember(node: ast.stmt, facts: Facts, names: dict[str, bool], conditional:
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         targets, value = [node.target], node.value
     else:
-        for name in _stored(node):
-            names.pop(name, None)
+        _forget(node, names)
         return
-    truth = facts.truth(value, names) if not isinstance(value, ast.Constant) or isinstance(value.value, bool) else None
+    truth = (
+        facts.truth(value, names)
+        if not isinstance(value, ast.Constant) or isinstance(value.value, bool)
+        else None
+    )
     for target in targets:
         if isinstance(target, ast.Name) and truth is not None and not conditional:
             names[target.id] = truth
         else:
-            for name in _stored(target):
-                names.pop(name, None)
+            _forget(target, names)
+
+
+def _forget(node: ast.AST, names: dict[str, bool]) -> None:
+    if names:
+        for name in _stored(node):
+            names.pop(name, None)
 
 
 def _stored(node: ast.AST) -> Iterator[str]:

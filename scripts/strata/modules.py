@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from strata.branches import Branches, Facts, branches_of
+from strata.branches import Branches, Facts, Site, branches_of
 
 PACKAGE_TREES = {"vllm_ascend": "vllm-ascend", "vllm": "vllm"}
 _MAX_HOPS = 8
+_BY_NAME = ("sys.modules.get", "import_module", "importlib.import_module")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -44,7 +45,15 @@ class Module:
     """One parsed module: its definitions, what its imports and aliases bind, its branches on this base."""
 
     def __init__(self, tree: str, file: str, name: str, text: str, node: ast.Module, facts: Facts) -> None:
-        self.tree, self.file, self.name, self.text, self.node, self._facts = tree, file, name, text, node, facts
+        self.tree, self.file, self.name, self.text, self.node, self._facts = (
+            tree,
+            file,
+            name,
+            text,
+            node,
+            facts,
+        )
+        self._scoped: dict[tuple[str, ...], dict[str, str]] = {}
 
     @cached_property
     def branches(self) -> Branches:
@@ -96,26 +105,41 @@ class Module:
 
     def bindings_in(self, scope: tuple[str, ...]) -> dict[str, str]:
         """The same as seen from inside ``scope``: what the functions around it import or alias comes on top."""
-        known = dict(self.bindings)
-        for depth in range(1, len(scope) + 1):
-            inner = scope[:depth]
-            definition = self.definitions.get(".".join(inner))
+        if not scope:
+            return self.bindings
+        if scope not in self._scoped:
+            outer = self.bindings_in(scope[:-1])
+            definition = self.definitions.get(".".join(scope))
             if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
-                for argument in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs):
-                    known.pop(argument.arg, None)
-                known |= dict(self._bindings(inner, known))
-        return known
+                arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
+                hidden = {a.arg for a in arguments}
+                outer = {n: d for n, d in outer.items() if n not in hidden}
+                outer |= dict(self._bindings(scope, outer))
+            self._scoped[scope] = outer
+        return self._scoped[scope]
 
-    def _bindings(self, scope: tuple[str, ...], known: dict[str, str] | None = None) -> Iterator[tuple[str, str]]:
-        bound = dict(known or {})
+    @cached_property
+    def sites_by_scope(self) -> dict[tuple[str, ...], list[Site]]:
+        """The live statements by the definitions around them."""
+        found: dict[tuple[str, ...], list[Site]] = {}
         for site in self.branches.live:
-            if site.scope != scope:
-                continue
+            found.setdefault(site.scope, []).append(site)
+        return found
+
+    def _bindings(
+        self, scope: tuple[str, ...], known: dict[str, str] | None = None
+    ) -> Iterator[tuple[str, str]]:
+        bound = dict(known or {})
+        for site in self.sites_by_scope.get(scope, ()):
             node = site.node
             for name, dotted in self._imported(node):
                 bound[name] = dotted
                 yield name, dotted
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 dotted = self.dotted(node.value, bound)
                 if dotted and dotted != f"{self.name}.{node.targets[0].id}":
                     bound[node.targets[0].id] = dotted
@@ -151,8 +175,9 @@ class Module:
             head = self.dotted(expression.value, bound)
             return f"{head}.{expression.attr}" if head else ""
         module = None
-        if isinstance(expression, ast.Call) and ast.unparse(expression.func) in ("sys.modules.get", "import_module", "importlib.import_module"):
-            module = expression.args[0] if expression.args else None
+        if isinstance(expression, ast.Call) and expression.args:
+            if ast.unparse(expression.func) in _BY_NAME:
+                module = expression.args[0]
         elif isinstance(expression, ast.Subscript) and ast.unparse(expression.value) == "sys.modules":
             module = expression.slice
         if isinstance(module, ast.Constant) and isinstance(module.value, str):
@@ -204,7 +229,11 @@ class Modules:
                 node = ast.parse(text) if text is not None else None
             except SyntaxError:
                 node = None
-            self._parsed[key] = Module(tree, file, module_name(file), text, node, self.facts) if text is not None and node else None
+            self._parsed[key] = (
+                Module(tree, file, module_name(file), text, node, self.facts)
+                if text is not None and node
+                else None
+            )
         return self._parsed[key]
 
     def mentioning(self, tree: str, word: str) -> list[Module]:

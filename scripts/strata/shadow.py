@@ -7,8 +7,7 @@ platform runs instead, in a branch that this base never takes, in a module that 
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,7 +15,8 @@ from typing import Literal
 from strata.branches import SPECIAL_CASES
 from strata.model import At
 from strata.modules import Module, Modules, Place, TreeSource, module_name
-from strata.shadow_assigned import Assignment, assignments
+from strata.shadow_assigned import Assignment, Written, assignments
+from strata.shadow_imports import Imports
 from strata.shadow_platform import Platform
 
 ShadowKind = Literal["assigned", "out-of-tree", "overridden", "dead-branch", "dead-module", "dispatch"]
@@ -46,6 +46,10 @@ class ShadowInfo:
     @cached_property
     def assignments(self) -> list[Assignment]:
         """Everything that vllm-ascend's patch modules assign on this base, dead branches included and marked."""
+        return [written.resolve() for written in self._written]
+
+    @cached_property
+    def _written(self) -> list[Written]:
         return assignments(self._modules)
 
     @cached_property
@@ -68,14 +72,16 @@ class ShadowInfo:
         if at.symbol and at.symbol != "<module>":
             name = plain_name(at.symbol)
             found += [*self._assigned(at, name), *self._replaced(at, name)]
-        unique = dict.fromkeys(found)
+        always = {s.by for s in found if not s.condition}
+        unique = dict.fromkeys(s for s in found if not s.condition or s.by not in always)
         return sorted(unique, key=lambda s: (bool(s.condition), s.verdict != "IDLE", s.by))
 
     # --- assigned over -----------------------------------------------------------------------------------------
 
     def _assigned(self, at: At, name: str) -> Iterator[Shadow]:
-        for item in self._by_place.get(at.path, []):
-            if item.place is None or item.dead:
+        parts = set(name.split("."))
+        for item in (written.resolve() for written in self._written if written.name in parts):
+            if item.place is None or item.dead or (item.place.tree, item.place.file) != at.path:
                 continue
             target = item.place.qualname
             if name != target and not name.startswith(target + "."):
@@ -92,15 +98,9 @@ class ShadowInfo:
                 continue
             if item.wraps:
                 conditions.append(f"the replacement keeps the original and calls it ({item.wraps})")
-            yield Shadow("assigned", "SHADOWED", item.by, f"{item.target} is assigned over", _join(conditions))
-
-    @cached_property
-    def _by_place(self) -> dict[tuple[str, str], list[Assignment]]:
-        index: dict[tuple[str, str], list[Assignment]] = {}
-        for item in self.assignments:
-            if item.place is not None:
-                index.setdefault((item.place.tree, item.place.file), []).append(item)
-        return index
+            yield Shadow(
+                "assigned", "SHADOWED", item.by, f"{item.target} is assigned over", _join(conditions)
+            )
 
     # --- replaced classes --------------------------------------------------------------------------------------
 
@@ -115,10 +115,14 @@ class ShadowInfo:
         method = name.split(".")[1]
         registered = self._platform.registered(place)
         for operator in registered:
-            yield from self._by_subclass(operator.place, at, name, "out-of-tree", operator.by, list(operator.labels))
+            yield from self._by_subclass(
+                operator.place, at, name, "out-of-tree", operator.by, list(operator.labels)
+            )
         yield from self._dispatch(place, method, bool(registered))
         for running in self._platform.running_subclasses(place):
-            yield from self._by_subclass(running.place, at, name, "overridden", running.by, list(running.labels))
+            yield from self._by_subclass(
+                running.place, at, name, "overridden", running.by, list(running.labels)
+            )
 
     def _by_subclass(
         self, subclass: Place, at: At, name: str, kind: ShadowKind, by: str, conditions: list[str]
@@ -135,7 +139,7 @@ class ShadowInfo:
         conditions = list(conditions)
         where = f"{overrider.file}:{line}"
         if through_super:
-            conditions.append(f"reached only where {overrider.qualname}.{method} calls super() ({where})")
+            conditions.append(f"reached only where {overrider.qualname}.{method} calls super()")
         words = {
             "assigned": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is put in place of {base.qualname} at {by}",
             "out-of-tree": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is registered for {base.qualname} at {by}",
@@ -166,9 +170,17 @@ class ShadowInfo:
             if dead:
                 yield Shadow("dead-branch", "IDLE", f"{at.file}:{dead.line}", dead.reason)
                 break
-            special = [c for c in module.branches.conditions_at(number) if c in {label for _, label in SPECIAL_CASES}]
+            special = [
+                c for c in module.branches.conditions_at(number) if c in {label for _, label in SPECIAL_CASES}
+            ]
             if special:
-                yield Shadow("dead-branch", "IDLE", f"{at.file}:{number}", "the branch is not taken by default", f"only with {_join(special)}")
+                yield Shadow(
+                    "dead-branch",
+                    "IDLE",
+                    f"{at.file}:{number}",
+                    "the branch is not taken by default",
+                    f"only with {_join(special)}",
+                )
                 break
         if at.tree == "vllm-ascend":
             yield from self._idle_module(module)
@@ -176,104 +188,24 @@ class ShadowInfo:
     def _idle_module(self, module: Module) -> Iterator[Shadow]:
         state = self._imports.state(module)
         if state.kind == "dead":
-            yield Shadow("dead-module", "IDLE", state.by, f"{module.name} is imported only where this base never gets: {state.reason}")
+            yield Shadow(
+                "dead-module",
+                "IDLE",
+                state.by,
+                f"{module.name} is imported only where this base never gets: {state.reason}",
+            )
         elif state.kind == "special":
-            yield Shadow("dead-module", "IDLE", state.by, f"{module.name} is imported only for a special case", f"only with {state.reason}")
+            yield Shadow(
+                "dead-module",
+                "IDLE",
+                state.by,
+                f"{module.name} is imported only for a special case",
+                f"only with {state.reason}",
+            )
 
     @cached_property
     def _imports(self) -> Imports:
         return Imports(self._modules)
-
-
-@dataclass(frozen=True)
-class ImportState:
-    """Whether a module is ever imported: ``live``, ``special`` (reason: the cases), or ``dead`` (reason: why)."""
-
-    kind: Literal["live", "special", "dead"]
-    by: str = ""
-    reason: str = ""
-
-
-class Imports:
-    """Searches vllm-ascend's import graph backwards from a module to something that every start loads."""
-
-    def __init__(self, modules: Modules) -> None:
-        self._modules = modules
-        self._edges: dict[str, list[tuple[Module, int, str, str]]] = {}
-
-    def state(self, module: Module) -> ImportState:
-        """How a module is reached on this base."""
-        if self._reached(module, lambda kind: kind == "live") is not None:
-            return ImportState("live")
-        special = self._reached(module, lambda kind: kind != "dead")
-        if special is not None:
-            labels = list(dict.fromkeys(reason for _, _, kind, reason in special if kind == "special"))
-            where = next(f"{m.file}:{line}" for m, line, kind, _ in special if kind == "special")
-            return ImportState("special", where, " and ".join(labels))
-        path = self._reached(module, lambda kind: True)
-        if path is None:
-            return ImportState("live")  # nothing imports it by name: loaded in a way that a syntax tree doesn't show
-        where, reason = next((f"{m.file}:{line}", reason) for m, line, kind, reason in path if kind == "dead")
-        return ImportState("dead", where, reason)
-
-    def _reached(self, module: Module, passes: Callable[[str], bool]) -> list[tuple[Module, int, str, str]] | None:
-        """A path of import edges from a root to ``module`` whose kinds all pass; None where there is none."""
-        seen = {module.name}
-        todo: list[tuple[Module, list[tuple[Module, int, str, str]]]] = [(module, [])]
-        while todo:
-            current, path = todo.pop(0)
-            edges = self._importers(current)
-            if _is_root(current) or (not edges and path):
-                return path
-            for edge in edges:
-                if passes(edge[2]) and edge[0].name not in seen:
-                    seen.add(edge[0].name)
-                    todo.append((edge[0], [*path, edge]))
-        return None
-
-    def _importers(self, module: Module) -> list[tuple[Module, int, str, str]]:
-        """(importer, line, kind, reason) for every place that names ``module`` in an import or a string."""
-        if module.name not in self._edges:
-            found = [
-                (other, line, *_edge_kind(other, line))
-                for other in self._modules.mentioning("vllm-ascend", module.name.rsplit(".", 1)[-1])
-                if other.name != module.name
-                for line in _import_lines(other, module.name)
-            ]
-            order = {"live": 0, "special": 1, "dead": 2}
-            self._edges[module.name] = sorted(found, key=lambda e: (order[e[2]], not _is_root(e[0]), e[0].file, e[1]))
-        return self._edges[module.name]
-
-
-def _is_root(module: Module) -> bool:
-    """Modules that every start loads: packages (loaded with whatever is in them) and the platform."""
-    return module.file.endswith("/__init__.py") or module.name == "vllm_ascend.platform"
-
-
-def _edge_kind(module: Module, line: int) -> tuple[str, str]:
-    dead = module.branches.dead_at(line)
-    if dead:
-        return "dead", dead.reason
-    labels = [c for c in module.branches.conditions_at(line) if c in {label for _, label in SPECIAL_CASES}]
-    return ("special", " and ".join(labels)) if labels else ("live", "")
-
-
-def _import_lines(module: Module, name: str) -> list[int]:
-    """Lines of ``module`` that import the module ``name`` or name it in a string."""
-    lines: set[int] = set()
-    for node in ast.walk(module.node):
-        if isinstance(node, ast.Import):
-            named = any(a.name == name or a.name.startswith(name + ".") for a in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = module.absolute(node)
-            named = base == name or any(f"{base}.{a.name}" == name for a in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            named = node.value == name or node.value.startswith(name + ".")
-        else:
-            continue
-        if named:
-            lines.add(node.lineno)
-    return sorted(lines)
 
 
 def _definition_lines(module: Module, symbol: str) -> list[int]:

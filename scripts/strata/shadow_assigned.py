@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal
 
 from strata.branches import Site
@@ -45,7 +46,15 @@ def is_patch_file(file: str) -> bool:
     return bool(_PATCH_FILE.match(file))
 
 
-def assignments(modules: Modules) -> list[Assignment]:
+@dataclass(frozen=True)
+class Written:
+    """An assignment as it stands, its target not looked up yet: most questions are about few names."""
+
+    name: str
+    resolve: Callable[[], Assignment]
+
+
+def assignments(modules: Modules) -> list[Written]:
     """All assignments of all patch modules, in order of file and line."""
     return [
         item
@@ -55,18 +64,30 @@ def assignments(modules: Modules) -> list[Assignment]:
     ]
 
 
-def _of_module(module: Module, modules: Modules) -> Iterator[Assignment]:
-    loaded, dead = _import_conditions(module, modules)
+def _of_module(module: Module, modules: Modules) -> Iterator[Written]:
     at_import = _called_at_import(module)
+
+    @cache
+    def loaded() -> tuple[tuple[str, ...], str]:
+        return _import_conditions(module, modules)
+
     for dead_range in [None, *module.branches.dead]:
-        sites = module.branches.live if dead_range is None else _sites_in(module, dead_range.first, dead_range.last)
-        reason = dead or (f"{module.file}:{dead_range.line}: {dead_range.reason}" if dead_range else "")
+        sites = (
+            module.branches.live
+            if dead_range is None
+            else _sites_in(module, dead_range.first, dead_range.last)
+        )
+        reason = f"{module.file}:{dead_range.line}: {dead_range.reason}" if dead_range else ""
         for site in sites:
+            if not isinstance(site.node, ast.Assign | ast.Expr):
+                continue
             bound = module.bindings_in(site.scope) | _local_imports(module, site, dead_range is not None)
+            outer = site.scope[0] if site.scope else ""
+            late = () if not outer or outer in at_import else (f"once {outer} runs",)
             for owner, name, value in _targets(site.node, module, bound):
-                outer = site.scope[0] if site.scope else ""
-                late = () if not outer or outer in at_import else (f"once {outer} runs",)
-                yield _resolve(modules, module, site, bound, owner, name, value, (*loaded, *late, *site.conditions), reason)
+                yield Written(
+                    name, cache(partial(_resolve, modules, module, site, bound, owner, name, value, loaded, late, reason))
+                )
 
 
 def _targets(node: ast.stmt, module: Module, bound: dict[str, str]) -> Iterator[tuple[str, str, ast.expr]]:
@@ -95,10 +116,16 @@ def _strings(expression: ast.expr, module: Module) -> list[str]:
     found = []
     for site in module.branches.live:
         node = site.node
-        if site.scope or not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):
+        if (
+            site.scope
+            or not isinstance(node, ast.Assign | ast.AnnAssign)
+            or not isinstance(node.value, ast.Constant)
+        ):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if isinstance(node.value.value, str) and any(isinstance(t, ast.Name) and t.id == expression.id for t in targets):
+        if isinstance(node.value.value, str) and any(
+            isinstance(t, ast.Name) and t.id == expression.id for t in targets
+        ):
             found.append(node.value.value)
     return list(dict.fromkeys(found))
 
@@ -111,9 +138,11 @@ def _resolve(
     owner: str,
     name: str,
     value: ast.expr,
-    conditions: tuple[str, ...],
+    loaded: Callable[[], tuple[tuple[str, ...], str]],
+    late: tuple[str, ...],
     dead: str,
 ) -> Assignment:
+    on_import, never = loaded()
     target = f"{owner}.{name}"
     kind, place = _target_place(modules, owner, name)
     replacement = _replacement(modules, module, bound, value)
@@ -129,8 +158,8 @@ def _resolve(
         wraps="" if subclass else _keeps_original(module, site, bound, target, value),
         replacement=replacement,
         subclass=subclass,
-        conditions=tuple(dict.fromkeys(conditions)),
-        dead=dead,
+        conditions=tuple(dict.fromkeys((*on_import, *late, *site.conditions))),
+        dead=never or dead,
     )
 
 
@@ -154,7 +183,9 @@ def _target_place(modules: Modules, owner: str, name: str) -> tuple[TargetKind, 
     for base in bases_of(modules, place):
         base_module = modules.module(base.tree, base.file)
         inherited = f"{base.qualname}.{name}"
-        if base_module is not None and (inherited in base_module.definitions or inherited in base_module.assigned):
+        if base_module is not None and (
+            inherited in base_module.definitions or inherited in base_module.assigned
+        ):
             return "inherited", Place(base.tree, base.file, inherited)
     return "added", None
 
@@ -192,11 +223,16 @@ def _replacement(modules: Modules, module: Module, bound: dict[str, str], value:
 
 def _keeps_original(module: Module, site: Site, bound: dict[str, str], target: str, value: ast.expr) -> str:
     """The name under which the value, or the local function that it names, still reaches the original; else empty."""
-    originals = {name for name, dotted in bound.items() if dotted == target and name not in module.definitions}
+    originals = {
+        name for name, dotted in bound.items() if dotted == target and name not in module.definitions
+    }
     attributes: set[str] = set()
     for other in module.branches.live:
         node = other.node
-        if isinstance(node, ast.Assign) and module.dotted(node.value, module.bindings_in(other.scope)) == target:
+        if (
+            isinstance(node, ast.Assign)
+            and module.dotted(node.value, module.bindings_in(other.scope)) == target
+        ):
             attributes |= {t.attr for t in node.targets if isinstance(t, ast.Attribute)}
             originals |= {t.id for t in node.targets if isinstance(t, ast.Name)}
     if any(module.dotted(n, bound) == target for n in ast.walk(value) if isinstance(n, ast.Attribute)):
@@ -219,7 +255,9 @@ def _called_at_import(module: Module) -> set[str]:
     """Names of functions and classes that top-level statements call, and those that these call in turn."""
     called: set[str] = set()
     for site in module.branches.live:
-        if not site.scope and not isinstance(site.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not site.scope and not isinstance(
+            site.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
             called |= _calls(site.node) if isinstance(site.node, ast.Expr | ast.Assign) else set()
     todo = list(called)
     while todo:
@@ -243,7 +281,9 @@ def _calls(node: ast.AST) -> set[str]:
     return found
 
 
-def _import_conditions(module: Module, modules: Modules, seen: frozenset[str] = frozenset()) -> tuple[tuple[str, ...], str]:
+def _import_conditions(
+    module: Module, modules: Modules, seen: frozenset[str] = frozenset()
+) -> tuple[tuple[str, ...], str]:
     """(open conditions, reason why never) for a patch module to be loaded; the easiest way in counts."""
     ways: list[tuple[tuple[str, ...], str]] = []
     for other in modules.mentioning("vllm-ascend", module.name.rsplit(".", 1)[-1]):
@@ -261,7 +301,7 @@ def _import_conditions(module: Module, modules: Modules, seen: frozenset[str] = 
             elif _ENTRY.match(other.file):
                 ways.append((conditions, ""))
             else:
-                ways.append((conditions or (f"{other.file}:{line} imports it",), ""))
+                ways.append((conditions or (f"{other.file} imports it",), ""))
     open_ways = [c for c, reason in ways if not reason]
     if open_ways:
         return min(open_ways, key=len), ""

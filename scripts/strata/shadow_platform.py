@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,11 +131,28 @@ class Platform:
 
     def running_subclasses(self, place: Place) -> list[Running]:
         """The platform's own subclasses of a vLLM class, each with the special cases under which it runs."""
+        if not self._has_subclass(place.qualname):
+            return []
         candidates = [r for r in self._named_bases.get(place.qualname, []) if self._derives(r, place)]
         if not candidates:
             return []
         running = self._running
         return [running[c.key] for c in candidates if c.key in running]
+
+    def _has_subclass(self, name: str) -> bool:
+        """Whether a class of either tree names ``name`` in its bases: a look at the text, before anything is parsed."""
+        names, known = [name], {name}
+        while names:
+            pattern = re.compile(rf"^[ \t]*class\s+(\w+)\s*\([^)]*\b{re.escape(names.pop())}\b", re.MULTILINE)
+            for tree in ("vllm-ascend", "vllm"):
+                for file in self._modules.files(tree):
+                    for match in pattern.finditer(self._modules.text(tree, file) or ""):
+                        if tree == "vllm-ascend":
+                            return True
+                        if match[1] not in known:
+                            known.add(match[1])
+                            names.append(match[1])
+        return False
 
     def _derives(self, subclass: Place, base: Place) -> bool:
         return any(b.key == base.key for b in bases_of(self._modules, subclass))
@@ -173,10 +191,17 @@ class Platform:
         if module is None:
             return
         for site in module.branches.live:
-            if isinstance(site.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try):
+            if isinstance(
+                site.node,
+                ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try,
+            ):
                 continue
             for node in ast.walk(site.node):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("vllm_ascend."):
+                if (
+                    isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and node.value.startswith("vllm_ascend.")
+                ):
                     place = self._modules.origin(node.value)
                     if place is not None and place.qualname:
                         yield Running(place, f"{module.file}:{node.lineno}", _feature_labels(site.conditions))
@@ -191,7 +216,8 @@ class Platform:
             prefix = tuple(place.qualname.split("."))
             for site in module.branches.live:
                 if site.scope[: len(prefix)] != prefix or isinstance(
-                    site.node, ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try
+                    site.node,
+                    ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try,
                 ):
                     continue
                 calls = [n for n in ast.walk(site.node) if isinstance(n, ast.Call)]
@@ -202,7 +228,9 @@ class Platform:
                     target = self._own(module.dotted(call.func, bound))
                     if target is not None:
                         labels = (*current.labels, *(c for c in site.conditions if c in _LABELS))
-                        found.append(Running(target, f"{module.file}:{call.lineno}", tuple(dict.fromkeys(labels))))
+                        found.append(
+                            Running(target, f"{module.file}:{call.lineno}", tuple(dict.fromkeys(labels)))
+                        )
         return found
 
     def _own(self, dotted: str) -> Place | None:
@@ -221,10 +249,18 @@ def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.exp
         for target in node.targets:
             if isinstance(target, ast.Name) and target.id in tables and isinstance(node.value, ast.Dict):
                 yield from _dict_pairs(node.value)
-            elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in tables:
+            elif (
+                isinstance(target, ast.Subscript)
+                and isinstance(target.value, ast.Name)
+                and target.value.id in tables
+            ):
                 if isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str):
                     yield target.slice.value, node.value
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+    elif (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+    ):
         call, function = node.value, node.value.func
         if function.attr == "update" and isinstance(function.value, ast.Name) and function.value.id in tables:
             for argument in call.args:
@@ -232,12 +268,19 @@ def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.exp
                     yield from _dict_pairs(argument)
         elif function.attr == "register_oot":
             given = {k.arg: k.value for k in call.keywords}
-            name, value = given.get("name"), next((v for k, v in given.items() if k and k.startswith("_decorated")), None)
+            name, value = (
+                given.get("name"),
+                next((v for k, v in given.items() if k and k.startswith("_decorated")), None),
+            )
             if isinstance(name, ast.Constant) and isinstance(name.value, str) and value is not None:
                 yield name.value, value
     elif isinstance(node, ast.ClassDef):
         for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute) and decorator.func.attr == "register_oot":
+            if (
+                isinstance(decorator, ast.Call)
+                and isinstance(decorator.func, ast.Attribute)
+                and decorator.func.attr == "register_oot"
+            ):
                 names = [k.value for k in decorator.keywords if k.arg == "name"] or decorator.args[:1]
                 for name in names:
                     if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -252,12 +295,15 @@ def _dict_pairs(table: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
 
 def _feature_labels(conditions: tuple[str, ...]) -> tuple[str, ...]:
     """Special cases and switched-on features among conditions; the ordinary checks of the platform are none."""
-    return tuple(c for c in conditions if c in _LABELS or (c.startswith("ascend_config.") and not c.startswith("not ")))
+    return tuple(
+        c for c in conditions if c in _LABELS or (c.startswith("ascend_config.") and not c.startswith("not "))
+    )
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
     return any(
-        (isinstance(n, ast.Attribute) and n.attr == name) or (isinstance(n, ast.Name) and n.id == name) for n in ast.walk(node)
+        (isinstance(n, ast.Attribute) and n.attr == name) or (isinstance(n, ast.Name) and n.id == name)
+        for n in ast.walk(node)
     )
 
 
@@ -271,7 +317,11 @@ def _super_use(node: Definition, method: str, base: Place) -> Super:
             isinstance(n, ast.Attribute)
             and n.attr == method
             and (
-                (isinstance(n.value, ast.Call) and isinstance(n.value.func, ast.Name) and n.value.func.id == "super")
+                (
+                    isinstance(n.value, ast.Call)
+                    and isinstance(n.value.func, ast.Name)
+                    and n.value.func.id == "super"
+                )
                 or (isinstance(n.value, ast.Name) and n.value.id == base.qualname)
             )
             for n in ast.walk(tree)
@@ -279,7 +329,7 @@ def _super_use(node: Definition, method: str, base: Place) -> Super:
 
     leaves = False
     for item in node.body:
-        plain = isinstance(item, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return)
+        plain = isinstance(item, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return | ast.With)
         if plain and not leaves and calls(item):
             return "always"
         leaves = leaves or any(isinstance(n, ast.Return) for n in ast.walk(item))
