@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from strata import kernels_cpu, kernels_device
-from strata.errors import Finding, StrataError
+from strata.errors import EXIT_COULD_NOT_RUN, Finding, StrataError
 from strata.kernels_inputs import changed_files, needed, overlay
 from strata.kernels_tree import PACKAGE, Package, unit_for
+
+COMPILED = (kernels_cpu.RESOLVED, "built")
+NEEDS_CANN = "as shipped: changed, but building it needs CANN and torch_npu"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,72 +78,76 @@ def read_base(path: Path) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do the work; the content of ``operators.json``. Nothing is left in ``--out`` where it fails."""
     base = read_base(arguments.base_json)
-    tree: Path = arguments.tree.resolve()
     out: Path = arguments.out
     if out.exists() and any(out.iterdir()):
         raise StrataError(
             Finding("E-OUT", "the output directory is not empty", where=str(out), hint="give a new one")
         )
+    target = out / "tree"
+    target.mkdir(parents=True)
+    try:
+        return build(base, arguments, target)
+    except BaseException:
+        shutil.rmtree(target)
+        raise
+
+
+def build(base: dict[str, Any], arguments: argparse.Namespace, target: Path) -> dict[str, Any]:
+    """Build what the changed inputs call for, below ``target``; the content of ``operators.json``."""
+    tree: Path = arguments.tree.resolve()
+    ascend: Path = arguments.ascend.resolve()
+    soc: str = base["soc_version"]
     paths = changed_files(arguments.changed)
     need = needed(paths)
-    result: dict[str, Any] = {
-        "compiler": None,
-        "package": "as shipped",
-        "relocatable": False,
-        "extension": "as shipped",
-        "removed": [],
-        "operators": [],
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    target = out / "tree"
-    target.mkdir()
     if not need.operators and not need.extension:
         say(f"no build input changed ({len(paths)} files): the base's operators stay as they are")
-        unit = unit_for(tree, base["soc_version"])
-        package = Package.at(tree / PACKAGE)
-        described = {d["opFile"]["value"] for d in package.descriptions(unit.compute_unit).values()}
-        result["relocatable"] = not kernels_cpu.absolute_includes(package, described)
-        result["operators"] = [{"name": op, "compiler": None, "state": "as shipped"} for op in unit.operators]
-        return result
-    say(
-        f"{len(paths)} changed build inputs: operators {'yes' if need.operators else 'no'}, "
-        f"extension {'yes' if need.extension else 'no'}"
-    )
+        return as_shipped(tree, soc)
+    what = f"operators {_yes(need.operators)}, extension {_yes(need.extension)}"
+    say(f"{len(paths)} changed build inputs: {what}")
     overlay(arguments.changed, tree)
     if base["variant"] == "cpu":
-        if need.extension:
-            result["extension"] = "as shipped: changed, but building it needs CANN and torch_npu"
+        if not need.operators:
+            return as_shipped(tree, soc) | {"extension": NEEDS_CANN}
         built = kernels_cpu.build(
-            tree,
-            base["soc_version"],
-            paths,
-            target,
-            arguments.ascend.resolve(),
-            every=arguments.all_descriptors,
-            jobs=arguments.jobs,
-            say=say,
+            tree, soc, paths, target, ascend, every=arguments.all_descriptors, jobs=arguments.jobs, say=say
         )
         compiler: str | None = "stand-in"
-        result["package"] = "regenerated"
+        how = {
+            "package": "regenerated",
+            "extension": NEEDS_CANN if need.extension else "as shipped",
+            "removed": [],
+        }
     else:
-        built, compiler, removed = kernels_device.build(
-            tree, base["soc_version"], need, target, arguments.ascend.resolve(), base["version"], say
-        )
-        result |= {
+        built, compiler, removed = kernels_device.build(tree, soc, need, target, ascend, base["version"], say)
+        how = {
             "package": "built",
-            "removed": removed,
             "extension": "built" if need.extension else "as shipped",
+            "removed": removed,
         }
-    result |= {"compiler": compiler, "relocatable": built.relocatable}
-    result["operators"] = [
-        {
-            "name": name,
-            "compiler": None if state == "as shipped" or state.startswith("not proved") else compiler,
-            "state": state,
-        }
+    operators = [
+        {"name": name, "compiler": compiler if state in COMPILED else None, "state": state}
         for name, state in sorted(built.operators.items())
     ]
-    return result
+    return {"compiler": compiler, "relocatable": built.relocatable, **how, "operators": operators}
+
+
+def as_shipped(tree: Path, soc_version: str) -> dict[str, Any]:
+    """``operators.json`` for a base whose operators stay as they are."""
+    unit = unit_for(tree, soc_version)
+    package = Package.at(tree / PACKAGE)
+    described = {d["opFile"]["value"] for d in package.descriptions(unit.compute_unit).values()}
+    return {
+        "compiler": None,
+        "relocatable": not kernels_cpu.absolute_includes(package, described),
+        "package": "as shipped",
+        "extension": "as shipped",
+        "removed": [],
+        "operators": [{"name": op, "compiler": None, "state": "as shipped"} for op in sorted(unit.operators)],
+    }
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def say(text: str) -> None:
@@ -152,6 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         result = run(arguments)
+    except OSError as error:
+        print(
+            Finding(
+                "E-IO", "reading or writing failed", where=str(error.filename or ""), found=str(error)
+            ).render(),
+            file=sys.stderr,
+        )
+        return EXIT_COULD_NOT_RUN
     except StrataError as error:
         print("\n\n".join(f.render() for f in error.findings), file=sys.stderr)
         return error.exit_code

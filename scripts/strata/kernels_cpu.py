@@ -19,6 +19,9 @@ from strata.kernels_wrappers import compile_options, described, generate, is_rel
 
 _ABSOLUTE = re.compile(r"'(-I|-isystem|-include|-imacros)(/[^']*)'")
 
+RESOLVED = "headers resolve"
+"""What a pass with the stand-in means: no more than this."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -140,7 +143,7 @@ def build(
                 target = out / PACKAGE / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
-    states = dict.fromkeys(good, "headers resolve")
+    states = dict.fromkeys(good, RESOLVED)
     states |= dict.fromkeys(
         sorted(wanted - set(good)), "not proved: needs CANN (no description in the package)"
     )

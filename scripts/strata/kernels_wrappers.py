@@ -8,6 +8,7 @@ descriptions that the built package carries; the second comes from the tree's ow
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -141,7 +142,9 @@ def compile_options(
     package or None where the tree ships none). Raises E-TOOL without cmake, E-OPTIONS where the tree's CMake
     files fail.
     """
-    cmake = shutil.which("cmake")
+    # a wheel's cmake lies beside the interpreter of its environment, which needn't be on PATH
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    cmake = shutil.which("cmake", path=path)
     if cmake is None:
         raise StrataError(
             Finding(
