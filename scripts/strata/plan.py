@@ -54,10 +54,12 @@ class Plan:
     """What a series does to a pair of trees.
 
     files: (tree, file) -> final text of every changed or new file; complete only without faults. original: the text
-    before, None for a new file. executable: new files that carry the execute bit. patches: ids planned, in order.
+    before, None for a new file. executable: new files that carry the execute bit. patches: ids planned, in order;
+    digest: the series hash of exactly these.
     """
 
     patches: list[str] = field(default_factory=list)
+    digest: str = ""
     placed: list[Placed] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     files: dict[Path, str] = field(default_factory=dict)
@@ -134,8 +136,8 @@ class _Planner:
         self, series: Series, trees: Trees, version: str, ids: list[str], moved: Mapping[At, At]
     ) -> None:
         self.series, self.trees, self.version, self.ids, self.moved = series, trees, version, ids, moved
-        self.plan = Plan(list(ids))
         self.patches = [series[i] for i in ids]
+        self.plan = Plan(list(ids), Series(series.root, tuple(self.patches)).digest())
         self.jobs: list[_Job] = []
         self.new: dict[Path, tuple[str, str]] = {}  # new file -> (patch, text)
         self.base: dict[Path, str | None] = {}

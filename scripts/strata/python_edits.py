@@ -162,7 +162,8 @@ def _insert_before(work: Work, node: ast.stmt, text: str) -> None:
 def _insert_after(work: Work, node: ast.stmt, text: str, merge: str = "") -> None:
     indent = _indent(work.scope, node)
     _break_suite(work, node)
-    body = work.newline + indent + indent_after_first(text, indent, work.newline)
+    blank = (2 if not indent else 1) if text.startswith(("def ", "async def ", "class ", "@")) else 0
+    body = work.newline * (1 + blank) + indent + indent_after_first(text, indent, work.newline)
     at = _after_point(work, node, indent)
     work.add(Span(at, at, body, "insert", rank=-1 - len(indent), merge=merge))
     work.anchors.append(node)
