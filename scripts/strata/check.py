@@ -26,6 +26,7 @@ from strata.verdict import (
     edit_verdicts,
     fault_verdict,
     gone_verdict,
+    no_lock_verdict,
     use_verdicts,
     worst,
 )
@@ -227,7 +228,7 @@ def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:
         plan = plan_series(series, base.trees, base.version, moved=moved)
     result = Survey(base.version, series, plan, locks)
     for patch_id in series.ids:
-        result.seen[patch_id] = _seen_edits(patch_id, plan, moved, series, base)
+        result.seen[patch_id] = _seen_edits(patch_id, plan, moved, base)
         result.used[patch_id] = []
         result.verdicts[patch_id] = _of_patch(patch_id, result, base)
     if subsets and not plan.faults:
@@ -241,7 +242,7 @@ def _moved(plan: Plan, locks: dict[str, Lock | None], base: Base) -> dict[At, At
     found: dict[At, At] = {}
     for fault in plan.faults:
         lock = locks.get(fault.patch)
-        at = _key(fault.at)
+        at = fault.at
         if (
             at is None
             or not at.symbol
@@ -258,25 +259,19 @@ def _moved(plan: Plan, locks: dict[str, Lock | None], base: Base) -> dict[At, At
     return found
 
 
-def _key(at: At | None) -> At | None:
-    return at
-
-
-def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], series: Series, base: Base) -> list[Seen]:
+def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], base: Base) -> list[Seen]:
     """What the base shows of every symbol that a patch edits and that was placed."""
     origin = {new: old for old, new in moved.items()}
-    groups: dict[At, list[Placed]] = {}
+    groups: dict[tuple[At, At], list[Placed]] = {}
     for placed in plan.placed:
         if placed.patch == patch_id:
             place = At(tree=placed.at.tree, file=placed.at.file, symbol=placed.placement.symbol or None)
-            place = moved.get(place, place)
-            groups.setdefault(place, []).append(placed)
+            groups.setdefault((origin.get(placed.at, place), place), []).append(placed)
     found = []
-    for place, items in groups.items():
-        at = origin.get(place, place)
+    for (at, place), items in groups.items():
         fingerprint = base.fingerprint(place)
         body = base.fingerprint(place, body=True) if place.symbol else None
-        results = {i.on: _on_result(i.on, place, series, base) for i in items if i.on}
+        results = {i.on: fingerprint_in(i.source, place) for i in items if i.on}
         lines = sorted(i.placement.line for i in items)
         shadows = {
             s: None for i in items for s in base.shadow.explain_all(place, None if i.on else i.placement.line)
@@ -296,13 +291,6 @@ def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], series: Series, 
             )
         )
     return found
-
-
-def _on_result(on: str, place: At, series: Series, base: Base) -> str | None:
-    """The fingerprint of a symbol on the result of the patch that an edit is placed on."""
-    plan = plan_series(series, base.trees, base.version, only=series.closure([on]))
-    text = plan.files.get(place.path) or base.text(place.path)
-    return fingerprint_in(text, place) if text is not None else None
 
 
 def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
@@ -340,7 +328,7 @@ def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
         )
         result.used[patch_id].append(seen)
         verdicts += use_verdicts(patch_id, lock, seen)
-    return _only_the_decisive(verdicts)
+    return _only_the_decisive(verdicts) if lock is None else list(dict.fromkeys(verdicts))
 
 
 def _of_fault(fault: Fault, lock: Lock | None, base: Base) -> Verdict:
@@ -354,8 +342,14 @@ def _of_fault(fault: Fault, lock: Lock | None, base: Base) -> Verdict:
 
 
 def _only_the_decisive(verdicts: list[Verdict]) -> list[Verdict]:
-    """Each statement once; an edited symbol that is used too says the same twice."""
-    return list(dict.fromkeys(verdicts))
+    """Each statement once, and one word about a missing lock instead of one per symbol."""
+    kept = list(dict.fromkeys(verdicts))
+    unlocked = [v for v in kept if v.name == "NO_LOCK"]
+    if len(unlocked) < 2:
+        return kept
+    first = kept.index(unlocked[0])
+    kept = [v for v in kept if v.name != "NO_LOCK"]
+    return [*kept[:first], no_lock_verdict(unlocked), *kept[first:]]
 
 
 def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
@@ -377,7 +371,7 @@ def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
                 finding = replace(fault.finding, message=f"{words}: {fault.finding.message}")
                 result.verdicts[fault.patch].append(fault_verdict(fault.patch, fault.at, finding))
     for patch_id in series.ids:
-        result.verdicts[patch_id] = _only_the_decisive(result.verdicts[patch_id])
+        result.verdicts[patch_id] = list(dict.fromkeys(result.verdicts[patch_id]))
 
 
 def _interactions(result: Survey) -> list[Interaction]:

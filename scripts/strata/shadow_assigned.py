@@ -243,11 +243,11 @@ def _keeps_original(module: Module, site: Site, bound: dict[str, str], target: s
     for name in names:
         local = ".".join((*site.scope, name))
         body = module.definitions.get(local) or module.definitions.get(name)
-        for node in ast.walk(body) if body is not None else ():
-            if isinstance(node, ast.Name) and node.id in originals:
-                return node.id
-            if isinstance(node, ast.Attribute) and node.attr in attributes:
-                return node.attr
+        for inner in ast.walk(body) if body is not None else ():
+            if isinstance(inner, ast.Name) and inner.id in originals:
+                return inner.id
+            if isinstance(inner, ast.Attribute) and inner.attr in attributes:
+                return inner.attr
     return ""
 
 

@@ -150,6 +150,28 @@ def _no_lock(patch: str, seen: Seen, lock: Lock | None) -> Verdict:
         hint=f"read the code, then: {affirm_command(patch)}"), affirmable=True)  # fmt: skip
 
 
+def no_lock_verdict(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict for a patch without any lock, in place of one for each of its symbols."""
+    patch = verdicts[0].patch
+    places = tuple(v.finding.where for v in verdicts if v.finding)
+    return Verdict(
+        patch,
+        None,
+        "NO_LOCK",
+        False,
+        Finding(
+            "NO_LOCK",
+            "the patch has never been affirmed on this base",
+            patch=patch,
+            expected="a lock for this base",
+            found=f"none; {len(places)} symbols to look at:",
+            details=places,
+            hint=f"read the code, then: {affirm_command(patch)}",
+        ),
+        affirmable=True,
+    )
+
+
 def _shadows(patch: str, lock: Lock | None, seen: Seen, *, used: bool) -> list[Verdict]:
     if not seen.shadows:
         return []
