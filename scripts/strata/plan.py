@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from strata.compose import Key, Keyed, Piece, compose, locate, text_of
+from strata.composition import Key, Keyed, Piece, compose, locate, text_of
 from strata.config import read_text
 from strata.errors import Finding, StrataError
 from strata.languages import language_of
