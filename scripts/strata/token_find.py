@@ -24,8 +24,8 @@ _SEPARATORS = frozenset({"\n", ";"})
 @dataclass(frozen=True)
 class Capture:
     """``$NAME``: one expression (no comma, no semicolon outside brackets; in CMake and shell one argument);
-    ``$$$NAME``: any number of tokens. Both keep brackets whole, stay inside them, and stop at a meaningful end
-    of line. The shortest run that lets the rest match is taken. The name ``_`` binds nothing.
+    ``$$$NAME``: any number of tokens. Both keep brackets whole, stay inside them, and stop where a line's end
+    matters. The shortest run that lets the rest match is taken. The name ``_`` binds nothing.
     """
 
     name: str
@@ -251,7 +251,7 @@ def _enclosure(doc: Document, match: Match) -> tuple[int, int]:
 
 
 def siblings(doc: Document, first: int, last: int) -> list[tuple[int, int]]:
-    """The statement around tokens ``first``…``last`` and its direct neighbours in the same block, in order."""
+    """The statement around tokens ``first``…``last`` and its direct neighbours in the same block."""
     begin, end = doc.statement(first, last)
     found = [(begin, end)]
     before = begin - 1

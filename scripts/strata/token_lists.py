@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from strata.model import Edit
 from strata.spans import PlaceFault, Span
 from strata.token_find import Match, Region
-from strata.token_symbols import Document
+from strata.token_symbols import Document, words
 from strata.tokens import tokenize
 
 _OPENS = frozenset("([{")
 _PLACE = re.compile(r"(before|after)\s+(\S.*)$", re.DOTALL)
 # arguments that end a list of values in a CMake command, as far as install(), set() and target_*() know them
-_CMAKE_KEYWORDS = frozenset(
+_CMAKE_KEYWORDS = words(
     """
     ARCHIVE BUNDLE CACHE COMPONENT CONFIGURATIONS DESTINATION DIRECTORY DIRECTORY_PERMISSIONS
     EXCLUDE_FROM_ALL EXPORT FILES FILES_MATCHING FILE_PERMISSIONS FILE_SET FRAMEWORK INCLUDES
     INTERFACE LIBRARY MESSAGE_NEVER NAMELINK_ONLY OBJECTS OPTIONAL PARENT_SCOPE PATTERN PERMISSIONS
     PRIVATE PRIVATE_HEADER PROGRAMS PROPERTIES PUBLIC PUBLIC_HEADER RENAME RESOURCE RUNTIME TARGETS
     TYPE USE_SOURCE_PERMISSIONS APPEND BEFORE SYSTEM
-    """.split()
+    """
 )
 _BARE = re.compile(r"[\w./:@%+-]+$")
 
@@ -39,9 +39,9 @@ def add_item(
 ) -> tuple[list[Span], tuple[int, int]]:
     """The spans that put ``edit.add_item`` into the list that the anchor names, and the list's tokens.
 
-    The list is what the last ``$$$`` capture took; else what follows an opening bracket that the anchor leaves
-    open; else the bracketed group that ends the anchor or follows it. Without an anchor: the region between two
-    anchors, or the only bracketed group of the region.
+    The list is what the last ``$$$`` capture took; else what follows an opening bracket that the anchor
+    leaves open; else the bracketed group that ends the anchor or follows it. Without an anchor: what lies
+    between two anchors, or the only bracketed group of the region.
     PlaceFault: E-EDIT where there is no list, E-CONFLICT where it has the item or lacks the one named by
     ``place``, E-AMBIGUOUS where that neighbour stands there more than once.
     """

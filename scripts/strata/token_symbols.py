@@ -11,63 +11,31 @@ from functools import cached_property, lru_cache
 from strata.spans import PlaceFault
 from strata.tokens import Family, Token, tokenize
 
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _OPENS = frozenset(_CLOSES.values())
 _CLASS_WORDS = frozenset({"class", "struct", "union", "enum"})
-_ATTRIBUTES = frozenset(
+_ATTRIBUTES = words(
     """
     __attribute__ __declspec alignas decltype noexcept requires __launch_bounds__ asm throw explicit
     typeof sizeof static_assert
-    """.split()
+    """
 )
-_AFTER_PARAMETERS = frozenset(
+_AFTER_PARAMETERS = words(
     """
     const volatile noexcept override final try mutable requires throw __attribute__
-    """.split()
+    """
 )
 _ACCESS = frozenset({"public", "private", "protected", "signals", "slots"})
-_BLOCK_BEFORE = frozenset(
-    {
-        ")",
-        "else",
-        "do",
-        "try",
-        ";",
-        "{",
-        "}",
-        "const",
-        "override",
-        "noexcept",
-        "final",
-        "mutable",
-        "\n",
-        ":",
-    }
-)
+_BLOCK_BEFORE = words(") else do try ; { } const override noexcept final mutable :") | {"\n"}
 _SHELL_ENDS = {"fi": "if", "done": "do", "esac": "case"}
 _SHELL_PARTS = frozenset({"then", "elif", "else"})
-_SHELL_COMMAND_AFTER = frozenset(
-    {
-        "\n",
-        ";",
-        ";;",
-        "&",
-        "&&",
-        "||",
-        "|",
-        "(",
-        ")",
-        "{",
-        "then",
-        "do",
-        "else",
-        "elif",
-        "if",
-        "while",
-        "until",
-        "!",
-    }
-)
+_SHELL_COMMAND_AFTER = words("; ;; & && || | ( ) { then do else elif if while until !") | {"\n"}
 _CMAKE_ENDS = {
     "endif": "if",
     "endforeach": "foreach",
@@ -92,7 +60,7 @@ class Found:
 
 
 class Document:
-    """A token file: tokens, matching brackets, symbols. Any text will do; unbalanced brackets stay unpaired."""
+    """A token file: tokens, matching brackets, symbols. Any text will do; odd brackets stay unpaired."""
 
     def __init__(self, source: str, family: Family) -> None:
         self.source = source
@@ -275,7 +243,7 @@ class Document:
         return pairs
 
     def _shell_pairs(self) -> dict[int, int]:
-        """Brackets, braces, and from ``if``/``elif``/``else``/``do``/``case`` to the word that ends that part."""
+        """Brackets, braces, and from ``if``, ``elif``, ``else``, ``do``, ``case`` to the end of that part."""
         pairs: dict[int, int] = {}
         stack: list[tuple[str, int]] = []
         for n, text in enumerate(self.texts):
