@@ -38,10 +38,10 @@ down: ## stop serving
 	docker compose --profile '*' down
 
 check: sources ## the verdict of every patch on VERSION
-	@$(STRATA) check --version '$(VERSION)' --trees '$(TREES)'
+	@$(STRATA) check --base '$(VERSION)' --trees '$(TREES)'
 
 diff: sources ## what the series changes, as a unified diff
-	@$(STRATA) diff --version '$(VERSION)' --trees '$(TREES)'
+	@$(STRATA) diff --base '$(VERSION)' --trees '$(TREES)'
 
 lint: venv ## ruff, mypy, hadolint
 	.venv/bin/ruff check scripts tests

@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from strata.bases import KnownBase, Packages
-from strata.engine import Build, Engine
+from strata.engine import Build, Engine, container_of
 from strata.errors import Finding, StrataError
 from strata.sources import wheelhouse
 from strata.wheels import Say
@@ -130,3 +132,13 @@ def _run(command: list[str], failure: str) -> str:
                     hint="mend that, then run the same command again")
         )  # fmt: skip
     return done.stdout
+
+
+def save(engine: Engine, tag: str, archive: Path, say: Say) -> None:
+    """Write an image's files as a plain tar archive, as mmdebstrap would have made it."""
+    say(f"saving {tag}")
+    part = archive.with_suffix(".part.tar")
+    with container_of(engine, tag) as container, part.open("wb") as file:
+        for chunk in cast(Iterator[bytes], container.export(chunk_size=1 << 20)):
+            file.write(chunk)
+    part.rename(archive)
