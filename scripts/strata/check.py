@@ -9,14 +9,16 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from strata.errors import EXIT_GOOD, EXIT_NEEDS_PERSON, Finding
+from strata.errors import EXIT_GOOD, EXIT_NEEDS_PERSON, Finding, StrataError
 from strata.languages import language_of
 from strata.lock import Lock, LockedSymbol, blob_hash, likeness, read_lock, sketch
 from strata.model import DEFAULT_TREE, At
 from strata.plan import Fault, Placed, Plan, plan_series
 from strata.series import Series, requirements
-from strata.shadow import ShadowInfo, plain_name, shadow_map
+from strata.shadow import Shadow, ShadowInfo, plain_name, shadow_map
+from strata.shadow_store import ShadowStore
 from strata.spans import PlaceFault, Symbol
 from strata.trees import Trees
 from strata.verdict import (
@@ -78,10 +80,12 @@ class Survey:
 class Base:
     """The pristine trees of a base with what is computed of them kept: texts, fingerprints, symbols."""
 
-    def __init__(self, trees: Trees, version: str) -> None:
+    def __init__(self, trees: Trees, version: str, cache: Path | None = None) -> None:
+        """cache: a directory to keep answers about shadows in, so that a second run need not search again."""
         self.trees = trees
         self.version = version
-        self.shadow: ShadowInfo = shadow_map(trees, version)
+        self._shadow: ShadowInfo = shadow_map(trees, version)
+        self._store = ShadowStore(cache, trees, version) if cache else None
         self._texts: dict[tuple[str, str], str | None] = {}
         self._prints: dict[tuple[str, str, str | None, bool], str | None] = {}
         self._symbols: dict[tuple[str, str], dict[str, Symbol]] = {}
@@ -117,17 +121,32 @@ class Base:
         return found.line if found else 0
 
     def sketch(self, at: At) -> str | None:
-        """The similarity hash of a symbol (of the file where ``at`` names no symbol)."""
+        """The similarity hash of a definition, None where ``at`` names something else."""
         text = self.text(at.path)
         if text is None:
             return None
         found = self.symbols(at.path).get(at.symbol or "")
-        return sketch(text[found.start : found.end] if found else text)
+        return sketch(text[found.start : found.end]) if found and found.kind != "module" else None
 
     def blob(self, at: At) -> str | None:
         """git's blob hash of the file."""
         text = self.text(at.path)
         return None if text is None else blob_hash(text)
+
+    def shadows(self, at: At, line: int | None = None) -> list[Shadow]:
+        """Why a place is not what runs, see :class:`strata.shadow.ShadowInfo`."""
+        question = f"{at}@{line or ''}"
+        known = self._store.get(question) if self._store else None
+        if known is None:
+            known = self._shadow.explain_all(at, line)
+            if self._store:
+                self._store.put(question, known)
+        return known
+
+    def keep(self) -> None:
+        """Write what was found for the next run."""
+        if self._store:
+            self._store.save()
 
     # --- looking for what has gone -------------------------------------------------------------------------------
 
@@ -189,8 +208,6 @@ class Base:
         return found
 
     def _readable(self, path: tuple[str, str]) -> str | None:
-        from strata.errors import StrataError
-
         try:
             return self.text(path)
         except StrataError:
@@ -234,6 +251,7 @@ def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:
     if subsets and not plan.faults:
         _subsets(result, base, moved)
     result.interactions = _interactions(result)
+    base.keep()
     return result
 
 
@@ -274,7 +292,7 @@ def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], base: Base) -> l
         results = {i.on: fingerprint_in(i.source, place) for i in items if i.on}
         lines = sorted(i.placement.line for i in items)
         shadows = {
-            s: None for i in items for s in base.shadow.explain_all(place, None if i.on else i.placement.line)
+            s: None for i in items for s in base.shadows(place, None if i.on else i.placement.line)
         }
         twins = [t for t in base.same_body(place, body) if t != place] if place != at else []
         found.append(
@@ -324,7 +342,7 @@ def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
             fingerprint=fingerprint,
             body=base.fingerprint(at, body=True) if at.symbol else None,
             line=base.line(at),
-            shadows=tuple(base.shadow.explain_all(at)),
+            shadows=tuple(base.shadows(at)),
         )
         result.used[patch_id].append(seen)
         verdicts += use_verdicts(patch_id, lock, seen)

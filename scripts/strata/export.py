@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,12 @@ def series_data(series: Series) -> dict[str, Any]:
     }
 
 
-def write_out(directory: Path, files: Mapping[tuple[str, str], str], series: Series) -> dict[str, int]:
+def write_out(
+    directory: Path,
+    files: Mapping[tuple[str, str], str],
+    series: Series,
+    executable: Collection[tuple[str, str]] = (),
+) -> dict[str, int]:
     """Write ``source/<tree>/…``, ``csrc/<tree>/…`` and ``series.json`` below ``directory``; returns files per part.
 
     Written aside and moved in, so that a failure leaves what was there; earlier contents of the three are replaced.
@@ -62,6 +67,8 @@ def write_out(directory: Path, files: Mapping[tuple[str, str], str], series: Ser
             path = stage / part / tree / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode("utf-8"))
+            if (tree, file) in executable:
+                path.chmod(0o755)
             counts[part] += 1
         (stage / "series.json").write_text(json.dumps(series_data(series), indent=1) + "\n", encoding="utf-8")
         for name in (*PARTS, "series.json"):

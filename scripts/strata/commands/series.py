@@ -34,8 +34,25 @@ class Setting:
     version: str
     directory: Path
 
-    def base(self) -> Base:
-        return Base(Trees.at(self.directory), self.version)
+    def base(self, series: Series, *, pristine: bool = True) -> Base:
+        """The trees. pristine: E-DIRTY where a series is applied to them, for verdicts are about what upstream wrote."""
+        from strata.apply import already_applied
+
+        trees = Trees.at(self.directory)
+        stamp = trees.roots["vllm-ascend"] / ".strata" / "applied.json"
+        if pristine and stamp.exists() and already_applied(series, trees):
+            raise StrataError(
+                Finding(
+                    "E-DIRTY",
+                    "the series is applied to these trees",
+                    where=str(self.directory),
+                    expected="pristine sources",
+                    found="patched ones",
+                    hint=f"strata apply --revert --trees {self.directory}",
+                )
+            )
+        work = self.root / ".strata"
+        return Base(trees, self.version, work / "cache" if work.is_dir() else None)
 
     def series(self) -> Series:
         return load_series(self.root)
@@ -135,7 +152,7 @@ def check(ids: tuple[str, ...], as_json: bool, setting: Setting) -> int:
     """Give every patch its verdict on a base. Exit 0: all may go, 1: a person is needed, 2: could not run."""
     series = setting.series()
     chosen = _known(series, ids)
-    result = survey(series, setting.base())
+    result = survey(series, setting.base(series))
     if as_json:
         click.echo(json.dumps(as_data(result, chosen), indent=1, ensure_ascii=False))
     else:
@@ -149,14 +166,21 @@ def check(ids: tuple[str, ...], as_json: bool, setting: Setting) -> int:
 )
 @click.option("--without", multiple=True, metavar="ID", help="Leave a patch out (may be repeated).")
 @click.option("--dry-run", is_flag=True, help="Check and plan, write nothing.")
+@click.option("--revert", is_flag=True, help="Take the applied series out again.")
 @_places
-def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, setting: Setting) -> int:
+def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, revert: bool, setting: Setting) -> int:
     """Apply the series, all or nothing. Refuses unless every patch may go; a second run changes nothing."""
-    from strata.apply import already_applied, write
+    from strata import apply as engine
 
+    if revert and (out is not None or without or dry_run):
+        raise click.UsageError("--revert goes alone: it takes out whatever was applied")
+    if revert:
+        restored = engine.revert(Trees.at(setting.directory))
+        click.echo(f"{len(restored)} files put back" if restored else "nothing is applied here")
+        return 0
     series = setting.series().without(list(without))
-    base = setting.base()
-    if out is None and already_applied(series, base.trees):
+    base = setting.base(series, pristine=out is not None)
+    if out is None and engine.already_applied(series, base.trees):
         click.echo(f"already applied: {len(series.patches)} patches on {setting.version}, nothing to do")
         return 0
     click.echo(f"checking {len(series.patches)} patches on {setting.version}", err=True)
@@ -169,15 +193,13 @@ def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, setting: Se
             click.echo(f"would write {tree}: {file}")
         return 0
     if out is not None:
-        from strata.apply import compile_check
-
-        compile_check(plan)
-        counts = write_out(out, plan.files, series)
+        engine.compile_check(plan)
+        counts = write_out(out, plan.files, series, plan.executable)
         click.echo(
             f"{len(series.patches)} patches: {counts['source']} source files, {counts['csrc']} build inputs in {out}"
         )
         return 0
-    written = write(plan, base.trees)
+    written = engine.write(plan, base.trees, series.digest())
     click.echo(
         f"{len(series.patches)} patches applied: {len(written)} files written below {setting.directory}"
     )
@@ -218,7 +240,7 @@ def diff(ids: tuple[str, ...], tree: str | None, setting: Setting) -> int:
 
     series = setting.series()
     only = series.closure(_known(series, ids))
-    plan = plan_series(series, Trees.at(setting.directory), setting.version, only=only)
+    plan = plan_series(series, setting.base(series).trees, setting.version, only=only)
     if plan.faults:
         raise StrataError([f.finding for f in plan.faults], EXIT_NEEDS_PERSON)
     paths = [path for path in sorted(plan.files) if tree in (None, path[0])]
@@ -235,7 +257,7 @@ def diff(ids: tuple[str, ...], tree: str | None, setting: Setting) -> int:
 def why(what: str, setting: Setting) -> int:
     """Say what a patch or a symbol is about, and who else touches it."""
     series = setting.series()
-    result = survey(series, setting.base(), subsets=False)
+    result = survey(series, setting.base(series), subsets=False)
     if what in series.ids:
         click.echo(_about_patch(what, result, setting))
         return result.exit_code([what])
@@ -358,7 +380,7 @@ def affirm(ids: tuple[str, ...], symbol: str | None, everything: bool, reason: s
         except ValueError as error:
             raise click.UsageError(str(error)) from error
     series = setting.series()
-    base = setting.base()
+    base = setting.base(series)
     result = survey(series, base)
     locks, changes = new_locks(
         result,
