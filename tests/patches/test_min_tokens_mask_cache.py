@@ -121,7 +121,7 @@ class Life:
     def step(
         self, leave: list[int], arrive: list[tuple[int, set[int], int]], swap: tuple[int, int] | None
     ) -> None:
-        """A scheduler step: exits by rank, arrivals as (min_tokens, stop tokens, outputs there already), a swap."""
+        """One step: exits by rank, arrivals as (min_tokens, stop tokens, outputs there already), a swap."""
         from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
         for rank in leave:
@@ -188,7 +188,7 @@ QUIET = st.fixed_dictionaries(
 @settings(max_examples=150)
 @given(steps=st.lists(STEP | QUIET, min_size=2, max_size=14))
 def test_equal_to_upstream_over_the_life_of_a_batch(steps: list[dict[str, Any]]) -> None:
-    """Arrivals, exits, condensing, swaps, growing outputs, changing drafts: a mask is reused only if it may be."""
+    """Arrivals, exits, moves, growing outputs, changing drafts: a mask is reused only where allowed."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         made: list[Any] = []
         build = min_tokens_mask_cache.build
