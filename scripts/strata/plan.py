@@ -311,7 +311,8 @@ class _Planner:
 
         for file, placement in place_diff(text, read):
             path = _diff_path(file)
-            job.spans[path] = (*job.spans.get(path, ()), *placement.spans)
+            # a hunk that spans two symbols gives a placement for each, with the same spans
+            job.spans[path] = tuple(dict.fromkeys((*job.spans.get(path, ()), *placement.spans)))
             at = At(tree=path[0], file=path[1], symbol=placement.symbol or None)
             self.plan.placed.append(Placed(patch.id, job.key[2], at, placement, job.edit.on, sources.get(path, "")))
 

@@ -29,8 +29,8 @@ _SCAN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_CLAUSES = ("orelse", "handlers", "finalbody")
-_CLAUSE_WORDS = {"orelse": "else", "handlers": "except", "finalbody": "finally"}
+_CLAUSES = ("orelse", "handlers", "finalbody", "decorator_list")
+_CLAUSE_WORDS = {"orelse": "else", "handlers": "except", "finalbody": "finally", "decorator_list": "decorator"}
 
 
 @dataclass(frozen=True)
@@ -575,7 +575,9 @@ def _wrong_count(
         return PlaceFault(
             "E-PARTIAL",
             f"the pattern leaves out a clause of the statement on line {line}: {word}",
-            expected=f"a pattern with every clause, {word} included (use $$$REST for its body)",
+            expected="a pattern with its decorators (@$D stands for any)"
+            if word == "decorator"
+            else f"a pattern with every clause, {word} included (use $$$REST for its body)",
             found=_first_line(module, node),
             line=line,
         )

@@ -44,11 +44,12 @@ class PyModule:
     def __init__(self, source: str) -> None:
         self.source = source
         self.lines = Lines(source)
-        self._bom = 1 if source.startswith("\ufeff") else 0
+        bom = 1 if source.startswith("\ufeff") else 0
+        self.lines.starts[0] = bom
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.tree = ast.parse(source[self._bom :])
+                self.tree = ast.parse(source[bom:])
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None) or 0
             raise PlaceFault(
@@ -80,8 +81,7 @@ class PyModule:
         return self.source[self.start(node) : self.end(node)]
 
     def _offset(self, line: int, column: int) -> int:
-        offset = self.lines.offset(line, column)
-        return offset + self._bom if line == 1 else offset
+        return self.lines.offset(line, column)
 
     @cached_property
     def entries(self) -> list[Entry]:

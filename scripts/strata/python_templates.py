@@ -236,13 +236,19 @@ def _capture_text(scope: Scope, capture: Capture, context: tuple[ast.AST | None,
         return _block_text(scope, first, last)
     if capture.kind == "list":
         start, end = item_span(scope, first)[0], item_span(scope, last)[1]
-        return _flush(source[start:end], scope.module.lines.indent_of(start))
+        return _flush(source[start:end], _statement_indent(scope, first))
     start, end = scope.module.span(first)
     text = source[start:end]
     bare = is_bare_tuple(first, text)
     if needs_parentheses(first, bare, *context) or ("\n" in text and not stands_alone(text)):
         text = f"({text})"
-    return _flush(text, scope.module.lines.indent_of(start))
+    return _flush(text, _statement_indent(scope, first))
+
+
+def _statement_indent(scope: Scope, item: Any) -> str:
+    """The indentation of the statement that holds a captured item: what its further lines are moved by."""
+    node = item.value if isinstance(item, Pair) else item.arg if isinstance(item, Param) else item
+    return scope.module.lines.indent_of(scope.module.start(scope.statement_of(node)))
 
 
 def _block_text(scope: Scope, first: ast.stmt, last: ast.stmt) -> str:
