@@ -31,6 +31,11 @@ FULL = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 
 BOTH = {"enable_static_kernel": True, "enable_super_kernel": True}
 
 
+def asked() -> dict[str, Any]:
+    """A user's additional_config, each time a new one: checking a configuration writes into it."""
+    return {"ascend_compilation_config": dict(BOTH)}
+
+
 @pytest.fixture
 def warnings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The warnings of this patch so far. Not by caplog: checking a configuration sets up logging anew."""
@@ -149,7 +154,7 @@ class TestEngineConfiguration:
     ) -> None:
         graph_compiler.install(monkeypatch, knows=True)
         switch(True)
-        config = engine_config(additional_config={"ascend_compilation_config": BOTH}, compilation_config=FULL)
+        config = engine_config(additional_config=asked(), compilation_config=FULL)
         assert config.additional_config["ascend_compilation_config"]["enable_super_kernel"] is True
         worker = pickle.loads(pickle.dumps(config))
         assert init_ascend_config(worker).ascend_compilation_config.enable_super_kernel is True
@@ -161,7 +166,7 @@ class TestEngineConfiguration:
         static = {"enable_static_kernel": True}
         hashes = {
             engine_config(
-                additional_config={"ascend_compilation_config": options}, compilation_config=FULL
+                additional_config={"ascend_compilation_config": dict(options)}, compilation_config=FULL
             ).compute_hash()
             for options in (static, BOTH)
         }
@@ -176,7 +181,7 @@ class TestEngineConfiguration:
         else:
             graph_compiler.install(monkeypatch, knows=False)
         with pytest.raises(ValueError, match="enable_super_kernel cannot be honoured"):
-            engine_config(additional_config={"ascend_compilation_config": BOTH}, compilation_config=FULL)
+            engine_config(additional_config=asked(), compilation_config=FULL)
 
     def test_refused_without_static_kernels(
         self, monkeypatch: pytest.MonkeyPatch, engine_config: Callable[..., Any]
@@ -198,9 +203,7 @@ class TestEngineConfiguration:
     ) -> None:
         """And the worker, which sees the option without static kernels, starts."""
         graph_compiler.install(monkeypatch, knows=True)
-        config = engine_config(
-            additional_config={"ascend_compilation_config": BOTH}, compilation_config={"cudagraph_mode": mode}
-        )
+        config = engine_config(additional_config=asked(), compilation_config={"cudagraph_mode": mode})
         options = config.additional_config["ascend_compilation_config"]
         assert options["enable_static_kernel"] is False
         assert options["enable_super_kernel"] is False
@@ -217,7 +220,7 @@ class TestEngineConfiguration:
     ) -> None:
         graph_compiler.remove(monkeypatch)
         switch(False)
-        config = engine_config(additional_config={"ascend_compilation_config": BOTH}, compilation_config=FULL)
+        config = engine_config(additional_config=asked(), compilation_config=FULL)
         assert config.additional_config["ascend_compilation_config"]["enable_super_kernel"] is False
         assert len(warnings_of()) == 1
 
