@@ -23,10 +23,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Keyed:
-    """A span with the edit that it belongs to."""
+    """A span with the edit that it belongs to; index: its number among the edit's spans in this file."""
 
     span: Span
     key: Key
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def locate(pieces: Sequence[Piece], target: Sequence[Piece], offset: int) -> int
 def _merged(spans: Sequence[Keyed]) -> list[Keyed]:
     seen: set[tuple[object, ...]] = set()
     out = []
-    for item in sorted(spans, key=lambda k: k.key):
+    for item in sorted(spans, key=lambda k: (k.key, k.index)):
         span = item.span
         if span.merge:
             mark = (span.start, span.end, span.text, span.op, span.merge)
@@ -126,7 +127,7 @@ def _nest(units: list[_Unit], overlaps: list[Overlap]) -> list[_Unit]:
             continue
         for other in wraps[:n]:
             if other.start < wrap.start < other.end < wrap.end:
-                overlaps.append(Overlap(other.item.key, wrap.item.key, wrap.start))
+                overlaps.append(Overlap(*sorted((other.item.key, wrap.item.key)), wrap.start))
         top.append(wrap)
     outside: list[_Unit] = []
     for unit in rest:
@@ -181,7 +182,7 @@ def _emit(source: _Source, low: int, high: int, units: list[_Unit], overlaps: li
         if unit.close:
             inner = _emit(source, unit.start, unit.end, unit.inner, overlaps)
             out.append(Piece(span.text, _origin(unit.item)))
-            out += _indented(inner, span)
+            out += _indented(inner, unit.item)
             out.append(Piece(unit.close.span.text, _origin(unit.close)))
         else:
             joint = span.joint
@@ -193,15 +194,14 @@ def _emit(source: _Source, low: int, high: int, units: list[_Unit], overlaps: li
 
 
 def _origin(item: Keyed) -> tuple[object, ...]:
-    span = item.span
-    if span.merge:
-        return ("merge", span.merge, span.start, span.end, span.op)
-    return (*item.key, span.start, span.end, span.op)
+    if item.span.merge:  # the same text whichever patch brings it
+        return ("merge", item.span.merge)
+    return (*item.key, item.index)
 
 
-def _indented(pieces: list[Piece], span: Span) -> list[Piece]:
+def _indented(pieces: list[Piece], item: Keyed) -> list[Piece]:
     """Put the wrap's indent into every line but the first; lines inside string tokens and blank ones stay."""
-    text = text_of(pieces)
+    span, text = item.span, text_of(pieces)
     try:
         kept = string_rows(span.base + text)
     except SyntaxError:
@@ -215,6 +215,6 @@ def _indented(pieces: list[Piece], span: Span) -> list[Piece]:
             continue
         point = start + (len(span.base) if line.startswith(span.base) else 0)
         out += source.cut(at, point)
-        out.append(Piece(span.indent, ("indent", span.start, span.end, row)))
+        out.append(Piece(span.indent, ("indent", *_origin(item), row)))
         at = point
     return [*out, *source.cut(at, len(text))]

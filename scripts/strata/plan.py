@@ -7,7 +7,7 @@ import difflib
 import json
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from strata.composition import Key, Keyed, Piece, compose, locate, text_of
@@ -348,23 +348,23 @@ class _Planner:
         else:
             pieces = self._state(path, ids, depth - 1)
             jobs = [j for j in self.jobs if j.depth == depth - 1 and j.key[1] in ids and path in j.spans]
-            keyed = [Keyed(span, job.key) for job in jobs for span in self._mapped(job, path, pieces)]
+            keyed = [Keyed(span, job.key, n) for job in jobs for n, span in self._mapped(job, path, pieces)]
             pieces, overlaps = compose(pieces, keyed)
             for o in overlaps:
                 self._overlap(path, o.first, o.second)
         self.states[path, ids, depth] = pieces
         return pieces
 
-    def _mapped(self, job: _Job, path: Path, target: list[Piece]) -> list[Span]:
-        """The spans of a job in the offsets of ``target``; its own are those of the text that it was matched on."""
+    def _mapped(self, job: _Job, path: Path, target: list[Piece]) -> list[tuple[int, Span]]:
+        """A job's spans, numbered, in the offsets of ``target``; its own are those of the text it was matched on."""
         if job.edit.on is None:
-            return list(job.spans[path])
+            return list(enumerate(job.spans[path]))
         own = self._state(path, frozenset(self.series.closure([job.edit.on])), job.depth)
         if own is target:
-            return list(job.spans[path])
+            return list(enumerate(job.spans[path]))
         before, after = text_of(own), text_of(target)
         out = []
-        for span in job.spans[path]:
+        for n, span in enumerate(job.spans[path]):
             low, high = _map_span(span, own, target, len(before), len(after))
             if low is None or high is None or after[low:high] != before[span.start : span.end]:
                 self._fault(
@@ -376,7 +376,7 @@ class _Planner:
                             hint="let the edit stand 'on' the patch that comes last, or merge the two"),
                 )  # fmt: skip
                 continue
-            out.append(Span(low, high, span.text, span.op, span.indent, span.base, span.merge, span.rank, span.joint))
+            out.append((n, replace(span, start=low, end=high)))
         return out
 
     def _others(self, path: Path, on: str) -> list[str]:

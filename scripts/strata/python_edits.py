@@ -63,8 +63,10 @@ def place(source: str, edit: Edit) -> Placement:
     line = module.lines.line_of(module.start(work.anchors[0])) if work.anchors else 1
     if edit.verb == "import" and not edit.local:
         region = (0, len(source))
+    # the place is part of the key: one edit may break several lines, or import into several functions
+    spans = (replace(s, merge=f"{s.merge} @{s.start}") if s.merge else s for s in work.spans)
     return Placement(
-        tuple(work.spans), region, entry.qualname if entry else MODULE, _neighbours(work), line
+        tuple(spans), region, entry.qualname if entry else MODULE, _neighbours(work), line
     )
 
 
