@@ -371,21 +371,27 @@ def _only_the_decisive(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
-    """Each patch alone with its requirements, and the series less each patch: faults that only show there."""
+    """Each patch with only its requirements, and the series less each patch: faults that only show there.
+
+    A smaller series differs from the full one only in files that it shares with patches outside of it, so only the patches
+    that touch such files are planned again.
+    """
     series = result.series
-    dependents = {i: [p.id for p in series.patches if i in series.closure([p.id])] for i in series.ids}
-    plans: dict[tuple[str, ...], Plan] = {tuple(series.ids): result.plan}
+    touched: dict[str, set[tuple[str, str]]] = {p.id: set(p.files) for p in series.patches}
+    for placed in result.plan.placed:
+        touched[placed.patch].add(placed.at.path)
+    closures = {i: series.closure([i]) for i in series.ids}
+    planned: dict[tuple[str, ...], Plan] = {}
     for patch_id in series.ids:
-        rest = tuple(i for i in series.ids if i not in dependents[patch_id])
-        for ids, words in (
-            (tuple(series.closure([patch_id])), "with only what it requires"),
-            (rest, f"without {patch_id}"),
-        ):
-            if not ids:
+        rest = [i for i in series.ids if patch_id not in closures[i]]
+        for ids, words in ((closures[patch_id], "with only what it requires"), (rest, f"without {patch_id}")):
+            outside = {path for i in series.ids if i not in ids for path in touched[i]}
+            sharing = tuple(series.closure([i for i in ids if touched[i] & outside]))
+            if not sharing:
                 continue
-            if ids not in plans:
-                plans[ids] = plan_series(series, base.trees, base.version, only=ids, moved=moved)
-            for fault in plans[ids].faults:
+            if sharing not in planned:
+                planned[sharing] = plan_series(series, base.trees, base.version, only=sharing, moved=moved)
+            for fault in planned[sharing].faults:
                 finding = replace(fault.finding, message=f"{words}: {fault.finding.message}")
                 result.verdicts[fault.patch].append(fault_verdict(fault.patch, fault.at, finding))
     for patch_id in series.ids:

@@ -15,7 +15,7 @@ from typing import Literal
 from strata.branches import SPECIAL_CASES
 from strata.model import At
 from strata.modules import Module, Modules, Place, TreeSource, module_name
-from strata.shadow_assigned import Assignment, Written, assignments
+from strata.shadow_assigned import Assignment, Written, assignments, patch_files
 from strata.shadow_imports import Imports
 from strata.shadow_platform import Platform
 
@@ -42,15 +42,17 @@ class ShadowInfo:
 
     def __init__(self, trees: TreeSource, version: str) -> None:
         self._modules = Modules(trees, version)
+        self._known_written: dict[str, list[Written]] = {}
 
     @cached_property
     def assignments(self) -> list[Assignment]:
         """Everything that vllm-ascend's patch modules assign on this base, dead branches included and marked."""
-        return [written.resolve() for written in self._written]
+        return [w.resolve() for file in patch_files(self._modules) for w in self._written(file)]
 
-    @cached_property
-    def _written(self) -> list[Written]:
-        return assignments(self._modules)
+    def _written(self, file: str) -> list[Written]:
+        if file not in self._known_written:
+            self._known_written[file] = assignments(self._modules, file)
+        return self._known_written[file]
 
     @cached_property
     def _platform(self) -> Platform:
@@ -80,7 +82,8 @@ class ShadowInfo:
 
     def _assigned(self, at: At, name: str) -> Iterator[Shadow]:
         parts = set(name.split("."))
-        for item in (written.resolve() for written in self._written if written.name in parts):
+        files = [f for f in patch_files(self._modules) if self._mentions(f, parts)]
+        for item in (w.resolve() for f in files for w in self._written(f) if w.name in parts):
             if item.place is None or item.dead or (item.place.tree, item.place.file) != at.path:
                 continue
             target = item.place.qualname
@@ -101,6 +104,10 @@ class ShadowInfo:
             yield Shadow(
                 "assigned", "SHADOWED", item.by, f"{item.target} is assigned over", _join(conditions)
             )
+
+    def _mentions(self, file: str, words: set[str]) -> bool:
+        text = self._modules.text("vllm-ascend", file) or ""
+        return any(word in text for word in words)
 
     # --- replaced classes --------------------------------------------------------------------------------------
 

@@ -54,14 +54,15 @@ class Written:
     resolve: Callable[[], Assignment]
 
 
-def assignments(modules: Modules) -> list[Written]:
-    """All assignments of all patch modules, in order of file and line."""
-    return [
-        item
-        for file in modules.files("vllm-ascend")
-        if is_patch_file(file) and (module := modules.module("vllm-ascend", file)) is not None
-        for item in _of_module(module, modules)
-    ]
+def patch_files(modules: Modules) -> list[str]:
+    """The patch modules of the vllm-ascend tree, sorted."""
+    return [file for file in modules.files("vllm-ascend") if is_patch_file(file)]
+
+
+def assignments(modules: Modules, file: str) -> list[Written]:
+    """All assignments of one patch module in order; none where it does not parse."""
+    module = modules.module("vllm-ascend", file)
+    return list(_of_module(module, modules)) if module is not None else []
 
 
 def _of_module(module: Module, modules: Modules) -> Iterator[Written]:

@@ -75,22 +75,32 @@ class Imports:
     def _path(self, file: str, kinds: set[Kind]) -> list[Edge] | None:
         """Edges of these kinds that lead from a root to a file; None where there are none."""
         seen = {file}
-        todo: list[tuple[str, list[Edge]]] = [(file, [])]
+        path: list[Edge] = []
+        todo = [iter(self._sites(file))]  # depth first, one importer at a time: to look at one may mean to parse it
+        if _is_root(file):
+            return path
         while todo:
-            current, path = todo.pop()
-            sites = self._importers.get(module_name(current), [])
-            if _is_root(current) or (path and not sites):
-                return path
-            for importer, line in reversed(sites):  # the likeliest ones are first, and are looked at first
-                if importer in seen or importer == current:
+            for importer, line in todo[-1]:
+                if importer in seen:
                     continue
                 edge = self._edge(importer, line)
-                if edge.kind in kinds:
-                    if _is_root(importer):
-                        return [*path, edge]
-                    seen.add(importer)
-                    todo.append((importer, [*path, edge]))
+                if edge.kind not in kinds:
+                    continue
+                seen.add(importer)
+                sites = self._sites(importer)
+                if _is_root(importer) or not sites:
+                    return [*path, edge]
+                path.append(edge)
+                todo.append(iter(sites))
+                break
+            else:
+                todo.pop()
+                if path:
+                    path.pop()
         return None
+
+    def _sites(self, file: str) -> list[tuple[str, int]]:
+        return self._importers.get(module_name(file), [])
 
     def _edge(self, file: str, line: int) -> Edge:
         if (file, line) not in self._edges:

@@ -18,6 +18,10 @@ _FORWARDS = {"forward_cuda", "forward_hip", "forward_xpu", "forward_cpu", "forwa
 _CUSTOM_OP = ("vllm", "vllm/model_executor/custom_op.py", "CustomOp")
 _PLATFORM_FILE = "vllm_ascend/platform.py"
 _LABELS = {label for _, label in SPECIAL_CASES}
+_COMPOUND = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith,
+    ast.Try,
+)  # fmt: skip
 Super = Literal["", "sometimes", "always"]
 
 
@@ -36,6 +40,8 @@ class Platform:
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
+        self._known_subclasses: dict[tuple[str, str, str], list[Place]] = {}
+        self._known_running: dict[tuple[str, str, str], Running | None] = {}
 
     # --- classes -----------------------------------------------------------------------------------------------
 
@@ -131,116 +137,114 @@ class Platform:
 
     def running_subclasses(self, place: Place) -> list[Running]:
         """The platform's own subclasses of a vLLM class, each with the special cases under which it runs."""
-        if not self._has_subclass(place.qualname):
-            return []
-        candidates = [r for r in self._named_bases.get(place.qualname, []) if self._derives(r, place)]
-        if not candidates:
-            return []
-        running = self._running
-        return [running[c.key] for c in candidates if c.key in running]
+        found = []
+        for subclass in self._subclasses(place):
+            running = self._running(subclass)
+            if running is not None:
+                found.append(running)
+        return sorted(found, key=lambda r: (len(r.labels), r.by))
 
-    def _has_subclass(self, name: str) -> bool:
-        """Whether a class of either tree names ``name`` in its bases: a look at the text, before anything is parsed."""
-        names, known = [name], {name}
-        while names:
-            pattern = re.compile(rf"^[ \t]*class\s+(\w+)\s*\([^)]*\b{re.escape(names.pop())}\b", re.MULTILINE)
-            for tree in ("vllm-ascend", "vllm"):
-                for file in self._modules.files(tree):
-                    for match in pattern.finditer(self._modules.text(tree, file) or ""):
-                        if tree == "vllm-ascend":
-                            return True
-                        if match[1] not in known:
-                            known.add(match[1])
-                            names.append(match[1])
-        return False
+    def _subclasses(self, place: Place) -> list[Place]:
+        """All classes of vllm-ascend that derive from a class of either tree, through classes of either tree."""
+        if place.key not in self._known_subclasses:
+            found: dict[tuple[str, str, str], Place] = {}
+            names, known = [place.qualname], {place.qualname}
+            while names:
+                for module, name in self._naming_as_base(names.pop()):
+                    candidate = Place(module.tree, module.file, name)
+                    if candidate.key in found or not self._derives(candidate, place):
+                        continue
+                    if module.tree == "vllm-ascend":
+                        found[candidate.key] = candidate
+                    if name not in known:
+                        known.add(name)
+                        names.append(name)
+            self._known_subclasses[place.key] = list(found.values())
+        return self._known_subclasses[place.key]
+
+    def _naming_as_base(self, name: str) -> Iterator[tuple[Module, str]]:
+        """(module, class) of the classes that have ``name``, or what a file imports it as, in their list of bases."""
+        for tree in ("vllm-ascend", "vllm"):
+            for file in self._modules.files(tree):
+                text = self._modules.text(tree, file) or ""
+                if name not in text:
+                    continue
+                names = {name, *re.findall(rf"\b{re.escape(name)}\s+as\s+(\w+)", text)}
+                words = "|".join(map(re.escape, sorted(names)))
+                for match in re.finditer(rf"^class\s+(\w+)\s*\([^)]*\b(?:{words})\b", text, re.MULTILINE):
+                    module = self._modules.module(tree, file)
+                    if module is not None and match[1] in module.classes:
+                        yield module, match[1]
 
     def _derives(self, subclass: Place, base: Place) -> bool:
         return any(b.key == base.key for b in bases_of(self._modules, subclass))
 
-    @cached_property
-    def _named_bases(self) -> dict[str, list[Place]]:
-        """Running classes by the names of all their bases."""
-        found: dict[str, list[Place]] = {}
-        for running in self._running.values():
-            for base in bases_of(self._modules, running.place):
-                found.setdefault(base.qualname, []).append(running.place)
-        return found
+    def _running(self, place: Place) -> Running | None:
+        """How a class or function of vllm-ascend comes to run, by the way with the fewest special cases; None: never.
 
-    @cached_property
-    def _running(self) -> dict[tuple[str, str, str], Running]:
-        """Classes that the platform names in strings, and all that these instantiate, directly or through functions.
-
-        A class reached in several ways keeps the way with the fewest labels.
+        It runs where the platform names it in a string, or where code that runs calls it; the code of a class runs
+        where the class or one of its subclasses does.
         """
-        found: dict[tuple[str, str, str], Running] = {}
-        todo = [*self._named_by_platform()]
-        seen: dict[tuple[str, str, str], int] = {}
-        while todo:
-            todo.sort(key=lambda r: len(r.labels))
-            current = todo.pop(0)
-            if seen.get(current.place.key, 99) <= len(current.labels):
-                continue
-            seen[current.place.key] = len(current.labels)
-            if isinstance(self._definition(current.place), ast.ClassDef):
-                found[current.place.key] = current
-            todo += self._instantiated(current)
-        return found
+        if place.key in self._known_running:
+            return self._known_running[place.key]
+        self._known_running[place.key] = None  # a way that leads back here is none
+        best = self._named_by_platform.get(place.key)
+        if best is None or best.labels:
+            for way in self._calls_of(place):
+                if best is None or len(way.labels) < len(best.labels):
+                    best = way
+                if not best.labels:
+                    break
+        self._known_running[place.key] = best
+        return best
 
-    def _named_by_platform(self) -> Iterator[Running]:
+    def _calls_of(self, place: Place) -> Iterator[Running]:
+        name = place.qualname.rsplit(".", 1)[-1]
+        for module in self._modules.mentioning("vllm-ascend", name):
+            for site in module.branches.live:
+                if not site.scope or isinstance(site.node, _COMPOUND):
+                    continue
+                for node in ast.walk(site.node):
+                    if not isinstance(node, ast.Call) or _last(node.func, module, site.scope) != name:
+                        continue
+                    dotted = module.dotted(node.func, module.bindings_in(site.scope))
+                    target = self._modules.origin(dotted) if dotted else None
+                    if target is None or target.key != place.key:
+                        continue
+                    caller = self._code_runs(Place(module.tree, module.file, site.scope[0]))
+                    if caller is not None:
+                        labels = (*caller.labels, *(c for c in site.conditions if c in _LABELS))
+                        yield Running(place, f"{module.file}:{node.lineno}", tuple(dict.fromkeys(labels)))
+
+    def _code_runs(self, place: Place) -> Running | None:
+        """The same for the code of a class, which its subclasses run too."""
+        best = self._running(place)
+        if best is not None and not best.labels:
+            return best
+        if isinstance(self._definition(place), ast.ClassDef):
+            for subclass in self._subclasses(place):
+                running = self._running(subclass)
+                if running is not None and (best is None or len(running.labels) < len(best.labels)):
+                    best = running
+        return best
+
+    @cached_property
+    def _named_by_platform(self) -> dict[tuple[str, str, str], Running]:
+        """Classes that the platform names in strings, with the features under which it does."""
         module = self._modules.module("vllm-ascend", _PLATFORM_FILE)
-        if module is None:
-            return
-        for site in module.branches.live:
-            if isinstance(
-                site.node,
-                ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try,
-            ):
+        found: dict[tuple[str, str, str], Running] = {}
+        for site in module.branches.live if module is not None else ():
+            if isinstance(site.node, _COMPOUND):
                 continue
             for node in ast.walk(site.node):
-                if (
-                    isinstance(node, ast.Constant)
-                    and isinstance(node.value, str)
-                    and node.value.startswith("vllm_ascend.")
-                ):
-                    place = self._modules.origin(node.value)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    place = self._modules.origin(node.value) if node.value.startswith("vllm_ascend.") else None
                     if place is not None and place.qualname:
-                        yield Running(place, f"{module.file}:{node.lineno}", _feature_labels(site.conditions))
-
-    def _instantiated(self, current: Running) -> list[Running]:
-        """Classes and functions of vllm-ascend that the code of a class (its own and its bases') or function calls."""
-        found = []
-        for place in (current.place, *bases_of(self._modules, current.place)):
-            module = self._modules.module(place.tree, place.file)
-            if place.tree != "vllm-ascend" or module is None:
-                continue
-            prefix = tuple(place.qualname.split("."))
-            for site in module.branches.live:
-                if site.scope[: len(prefix)] != prefix or isinstance(
-                    site.node,
-                    ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try,
-                ):
-                    continue
-                calls = [n for n in ast.walk(site.node) if isinstance(n, ast.Call)]
-                if not calls:
-                    continue
-                bound = module.bindings_in(site.scope)
-                for call in calls:
-                    target = self._own(module.dotted(call.func, bound))
-                    if target is not None:
-                        labels = (*current.labels, *(c for c in site.conditions if c in _LABELS))
-                        found.append(
-                            Running(target, f"{module.file}:{call.lineno}", tuple(dict.fromkeys(labels)))
-                        )
+                        running = Running(place, f"{_PLATFORM_FILE}:{node.lineno}", _feature_labels(site.conditions))
+                        known = found.get(place.key)
+                        if known is None or len(running.labels) < len(known.labels):
+                            found[place.key] = running
         return found
-
-    def _own(self, dotted: str) -> Place | None:
-        """The vllm-ascend class or function of that name, if it is one."""
-        if not dotted.startswith("vllm_ascend."):
-            return None
-        place = self._modules.origin(dotted)
-        if place is None or place.tree != "vllm-ascend" or not place.qualname or "." in place.qualname:
-            return None
-        return place if self._definition(place) is not None else None
 
 
 def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.expr]]:
@@ -298,6 +302,13 @@ def _feature_labels(conditions: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(
         c for c in conditions if c in _LABELS or (c.startswith("ascend_config.") and not c.startswith("not "))
     )
+
+
+def _last(function: ast.expr, module: Module, scope: tuple[str, ...]) -> str:
+    """The last part of the name that a call leads to, imports with ``as`` undone."""
+    if isinstance(function, ast.Name):
+        return module.bindings_in(scope).get(function.id, function.id).rsplit(".", 1)[-1]
+    return function.attr if isinstance(function, ast.Attribute) else ""
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
