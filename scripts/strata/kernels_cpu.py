@@ -114,12 +114,12 @@ def build(
                     ),
                     exit_code=1,
                 )
-        outcomes: list[Outcome] = []
+        where = " from a package moved elsewhere" if relocatable else ", where they were made"
         for absent in (False, True):
             descriptors = from_package(package, unit.compute_unit, every=every, absent=absent)
             what = "optional inputs absent" if absent else "all inputs"
             say(f"running {len(descriptors)} descriptors through the stand-in compiler ({what})")
-            outcomes += prove(
+            outcomes = prove(
                 package,
                 descriptors,
                 env,
@@ -128,13 +128,10 @@ def build(
                 in_place=None if relocatable else tree / "csrc",
                 cpath=None if relocatable else tree / CATLASS,
             )
-        good, bad = passed(outcomes)
-        say(
-            f"{len(good)} of {len(good) + len(bad)} operators pass"
-            + (" from a package moved elsewhere" if relocatable else "")
-        )
-        if bad:
-            raise failure(outcomes, bad)
+            good, bad = passed(outcomes)
+            say(f"{len(good)} of {len(good) + len(bad)} operators pass{where} ({what})")
+            if bad:
+                raise failure(outcomes, bad)
         wanted = {op for op in unit.operators if kind_of(tree, op) == "aicore"}
         for path in sorted(p for p in package.root.rglob("*") if p.is_file()):
             name = path.relative_to(package.root)
