@@ -78,6 +78,8 @@ def load() -> Series:
             f"{MANIFEST}: {error}; the patch engine writes this file with patch {RUNTIME_PATCH!r}: "
             "rebuild the image"
         ) from error
+    if isinstance(content, dict):
+        content = content.get("patches")
     if not isinstance(content, list):
         raise SeriesError(f"{MANIFEST}: expected a list of patches, found {type(content).__name__}")
     return parse(content, str(MANIFEST))
