@@ -171,6 +171,7 @@ def check(ids: tuple[str, ...], as_json: bool, setting: Setting) -> int:
 def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, revert: bool, setting: Setting) -> int:
     """Apply the series, all or nothing. Refuses unless every patch may go; a second run changes nothing."""
     from strata import apply as engine
+    from strata import proof
 
     if revert and (out is not None or without or dry_run):
         raise click.UsageError("--revert goes alone: it takes out whatever was applied")
@@ -195,6 +196,7 @@ def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, revert: boo
     if out is not None:
         engine.compile_check(plan)
         counts = write_out(out, plan.files, series, plan.executable)
+        proof.write(out / "proof.json", plan, series)
         click.echo(
             f"{len(series.patches)} patches: {counts['source']} source files, {counts['csrc']} build inputs in {out}"
         )

@@ -25,9 +25,12 @@ def _health(arguments: Sequence[str]) -> int:
 def _verify(arguments: Sequence[str]) -> int:
     from strata.serving import entrypoint, image
 
-    done = entrypoint.run_verify(image.load(), *arguments)
+    record = "--record" in arguments
+    done = entrypoint.run_verify(image.load(), *(a for a in arguments if a != "--record"))
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr if done.returncode else "")
+    if record and not done.returncode:
+        image.record_live("passed")
     return done.returncode
 
 
@@ -55,7 +58,7 @@ def _preset(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "entrypoint": (_entrypoint, "start: serve the preset, or run a command (the image's ENTRYPOINT)"),
-    "verify": (_verify, "the live proof: every edited symbol is ours and calls our code [--json]"),
+    "verify": (_verify, "the live proof: every edited symbol is ours and calls our code [--json] [--record]"),
     "preset": (_preset, "list | show NAME | render NAME | lint -- ARGUMENTS | catalogue"),
     "env": (_env, "what CANN, ATB and jemalloc set [--format docker|shell]"),
     "health": (_health, "ask the server in this container whether it is up"),

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -26,6 +26,11 @@ _CONFIGS = {
     "kv-events-config": "KVEventsConfig",
     "eplb-config": "EPLBConfig",
 }
+
+
+_TAKES: dict[int | str | None, Literal["nothing", "one", "many", "maybe"]] = {
+    0: "nothing", None: "one", "?": "maybe", "+": "many", "*": "many",
+}  # fmt: skip
 
 
 def build() -> Catalogue:
@@ -111,7 +116,7 @@ def _flags() -> Iterator[Flag]:
     for action in parser()._actions:
         if not action.option_strings:
             continue
-        takes = {0: "nothing", None: "one", "?": "maybe", "+": "many", "*": "many"}.get(action.nargs, "one")  # type: ignore[call-overload]
+        takes = _TAKES.get(action.nargs, "one")
         kind = getattr(action.type, "__name__", None)
         yield Flag(
             names=tuple(action.option_strings),

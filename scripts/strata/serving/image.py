@@ -62,6 +62,14 @@ def load(path: Path | None = None) -> Image:
         ) from error  # fmt: skip
 
 
+def record_live(state: str, path: Path | None = None) -> None:
+    """Write the state of the live proof into image.json (the image build does, after the proof ran)."""
+    path = path or Path(os.environ.get("STRATA_IMAGE_JSON") or IMAGE_JSON)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content.setdefault("proof", {})["live"] = state
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def may_serve(image: Image, environment: Mapping[str, str], devices: list[str]) -> list[Finding]:
     """Findings that forbid serving this image in this place.
 

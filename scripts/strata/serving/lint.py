@@ -91,9 +91,9 @@ class _Linter:
         for option in list(self.line.options):
             self._flag(option)
         for name in JSON_OPTIONS:
-            option = self.line.get(name)
-            if option is not None and option.data is not None:
-                self._keys(name, option.data)
+            given = self.line.get(name)
+            if given is not None and given.data is not None:
+                self._keys(name, given.data)
         self._values()
         self._speculation()
         self._features()

@@ -56,7 +56,9 @@ def render(
     is held against the catalogue before it is returned; every fault of preset and result is raised at once.
     """
     version = version or catalogue.version
-    parts, notes, faults = _Parts(), [], []
+    parts = _Parts()
+    notes: list[str] = []
+    faults: list[Finding] = []
     mode = _features(preset, version, patches, parts, notes, faults)
     if preset.speculation:
         _speculation(preset, catalogue, version, parts, notes, faults)

@@ -117,8 +117,8 @@ def read(arguments: Sequence[str], catalogue: Catalogue) -> tuple[StartLine, lis
                 line.extra.append(token)
             continue
         written, _, inline = token.partition("=")
-        head, *path = written.split(".") if written.startswith("-") else [written]
-        name, flag = _canonical(head, catalogue)
+        stem, *path = written.split(".")
+        name, flag = _canonical(stem, catalogue)
         option = Option(name, written, flag=flag)
         if "=" in token:
             option.values = [inline]

@@ -162,12 +162,25 @@ def _fault(entry: ProofEdit, path: Path, module: ModuleType) -> str:
         return f"does not resolve: {error}"
     function = innermost(value, entry.symbol)
     code = getattr(function, "__code__", None)
-    if code is None:  # a class or an assignment: its body leaves no code behind; file and name are what can be shown
+    if isinstance(function, type):
+        return _class_fault(function, path, entry)
+    if code is None:  # an assignment leaves no code behind; file and name are what can be shown
         return ""
     if holder == "nested":
         code = nested_code(code, entry.symbol.rpartition(".")[2], entry.lines) or code
     fault = code_fault(code, path, entry.lines, entry.names)
     return fault or _graft_fault(module, path, entry.symbol, function)
+
+
+def _class_fault(cls: type, path: Path, entry: ProofEdit) -> str:
+    """A class's own body leaves no code behind: hold each method that the edits brought or now mention against it."""
+    for name in entry.names:
+        method = innermost(cls.__dict__.get(name), name)
+        if inspect.isfunction(method):
+            fault = code_fault(method.__code__, path, entry.lines, ())
+            if fault:
+                return f"{name}: {fault}"
+    return ""
 
 
 def code_fault(code: CodeType, path: Path, lines: tuple[int, int] | None, names: Sequence[str]) -> str:
@@ -279,10 +292,13 @@ def run(proof: Proof, *, standin: bool, platform: Callable[[], None] = load_plat
         return "failed", results
     try:
         platform()
-    except (ImportError, OSError) as error:
-        reason = f"the platform does not load: {type(error).__name__}: {error}"[:300]
-        results += [Result(e.patches, f"{e.file}::{e.symbol}", "failed" if standin else "deferred", reason) for e in proof.edits]
-        return ("failed" if standin else "deferred"), results
+    except Exception as error:
+        # no driver for torch_npu shows as one of these two; whatever else goes wrong is a fault of the image
+        driver = isinstance(error, ImportError | OSError) and not standin
+        state: State = "deferred" if driver else "failed"
+        reason = f"the platform does not load: {type(error).__name__}: {error}"[:600]
+        results += [Result(e.patches, f"{e.file}::{e.symbol}", state, reason) for e in proof.edits]
+        return state, results
     results += check_edits(proof, strict=not standin)
     return ("failed" if any(r.state == "failed" for r in results) else "proved"), results
 
