@@ -1,8 +1,8 @@
 """Ordinary unified diffs (``diff -u``, ``git diff``, ``git format-patch``) placed at fuzz 0.
 
 A hunk lands where its whole old block (context and removed lines) occurs once in the file, at any offset;
-where it occurs several times only its stated line decides. Then it is reduced to its changed lines, so that hunks
-merge with other patches' edits like any other edit.
+where it occurs several times only its stated line decides. Then it is reduced to its changed lines, so that
+hunks merge with other patches' edits like any other edit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Change:
-    """Neighbouring changed lines: ``removed``, ``added``, at line ``at`` (0-based) of the hunk's old block."""
+    """Neighbouring changed lines: ``removed``, ``added``, at line ``at`` (0-based) of the old block."""
 
     at: int
     removed: tuple[str, ...]

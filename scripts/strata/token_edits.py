@@ -295,12 +295,14 @@ class _Placer:
     def _indented(self, text: str, indent: str, continued: bool) -> str:
         """``text`` at ``indent``; lines that begin inside a token of several lines stay as they are."""
         text = textwrap.dedent(text.replace("\r\n", "\n")).strip("\n")
-        inside = {
-            text.count("\n", 0, t.start) + k
-            for t in tokenize(text, self.doc.family)
-            if t.kind == "string" and "\n" in text[t.start : t.end] and _keeps_lines(text[t.start : t.end])
-            for k in range(1, text.count("\n", t.start, t.end) + 1)
-        }
+        inside: set[int] = set()
+        for token in tokenize(text, self.doc.family):
+            here = text[token.start : token.end]
+            if token.kind == "string" and "\n" in here and _keeps_lines(here):
+                first = text.count("\n", 0, token.start)
+                heredoc = token.start > 0 and text[token.start - 1] == "\n" and here[0] not in "\"'R"
+                last = first + here.removesuffix("\n").count("\n")
+                inside.update(range(first if heredoc else first + 1, last + 1))
         lines = text.split("\n")
         shown = [line if n in inside or not line.strip() else indent + line for n, line in enumerate(lines)]
         if continued:

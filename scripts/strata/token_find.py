@@ -328,7 +328,7 @@ def _nearest(doc: Document, pattern: Pattern, where: Region) -> Iterator[str]:
     wanted = Counter(literals)
     weights = {t: 1 / frequency[t] for t in wanted if frequency[t]}
     scores: dict[int, tuple[float, int]] = {}
-    width = len(pattern) + 4
+    width = len(pattern) + 2
     for text in sorted(weights, key=lambda t: frequency[t])[:6]:
         for n in doc.at[text][:200]:
             if not where.start <= n < where.stop:

@@ -276,7 +276,7 @@ class Document:
     def _starts_command(self, n: int) -> bool:
         if n == 0 or self.texts[n - 1] in _SHELL_COMMAND_AFTER:
             return True
-        return n >= 3 and self.texts[n - 3] in ("for", "select", "case") and self.texts[n] in ("do", "{")
+        return n >= 2 and self.texts[n] == "{" and self.texts[n - 2] == "function"
 
     # symbols
 

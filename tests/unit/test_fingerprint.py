@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata.errors import StrataError
 from strata.fingerprint import is_tree_source, python_fingerprint, serialise, token_fingerprint, tree_hash
+from strata.trees import Trees
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "fingerprint_every_symbol.py"
@@ -204,11 +205,11 @@ def test_golden_digests_on_other_interpreters(minor: str) -> None:
 @pytest.mark.sources
 @pytest.mark.slow
 @pytest.mark.parametrize("minor", sorted(other_interpreters()))
-def test_every_symbol_of_the_real_trees_agrees(minor: str, real_trees: Path) -> None:
-    roots = [str(real_trees / "vllm-ascend"), str(real_trees / "vllm")]
+def test_every_symbol_of_the_real_trees_agrees(minor: str, real_trees: Trees) -> None:
+    roots = [str(root) for root in real_trees.roots.values()]
     here = run_script(sys.executable, *roots).splitlines()
     there = run_script(other_interpreters()[minor], *roots).splitlines()
-    assert len(here) > 1000, f"only {len(here)} Python files in {real_trees}"
+    assert len(here) > 1000, f"only {len(here)} Python files in {roots}"
     assert not [line for line in here if line.endswith("syntax-error")]
     assert [(a, b) for a, b in zip(here, there, strict=True) if a != b] == []
 
