@@ -258,7 +258,7 @@ def test_without_the_patch_a_changed_kernel_is_proved_in_place(trees: Path, tmp_
 def test_on_910_93_every_catlass_operator_preprocesses_from_the_package(
     patched: Path, moved: Package, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """No wheel carries the 910_93 wrappers: options by the tree's CMake files, marks resolved as a wrapper would."""
+    """No wheel has the 910_93 wrappers: options by the tree's CMake, marks resolved as a wrapper would."""
     unit = unit_for(patched, "ascend910_9391")
     autogen, headers = compile_options(patched, unit.operators, tmp_path / "w", env["ASCEND_HOME_PATH"])
     assert headers is not None
@@ -319,13 +319,13 @@ def test_an_include_that_does_not_travel_stops_the_configuration(patched: Path, 
 
 
 def test_the_build_tree_gets_the_headers_that_the_package_gets(patched: Path, tmp_path: Path) -> None:
-    """A binary is compiled in the build tree by the same relative options: there, too, they must resolve."""
+    """Binaries are compiled in the build tree with the same options: there, too, they must resolve."""
     csrc = patched / "csrc"
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.16)\nproject(x NONE)\n"
         f'include("{csrc}/cmake/strata_relocatable.cmake")\ninclude("{csrc}/cmake/func.cmake")\n'
         f'set(OPS_ADV_UTILS_KERNEL_INC "{csrc}/common/include/kernel")\n'
-        f'add_ops_src_copy(TARGET_NAME copy SRC "{csrc}/moe/hc_post" DST "{tmp_path}/src/hc_post" COMPUTE_UNIT u)\n'
+        f'add_ops_src_copy(TARGET_NAME copy COMPUTE_UNIT u SRC "{csrc}/moe/hc_post" DST "{tmp_path}/src/hc_post")\n'
     )
     for command in (
         ["-S", str(tmp_path), "-B", str(tmp_path / "b")],
