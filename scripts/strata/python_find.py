@@ -220,8 +220,8 @@ class Matcher:
     def _fields(self, p: ast.AST, n: ast.AST, env: Env, skip: Sequence[str] = ()) -> Env | None:
         new: Env | None = env
         names = [f for f in p._fields if f not in _IGNORED and f not in skip]
-        clauses = [f for f in names if f in _CLAUSES]
-        for name in [f for f in names if f not in _CLAUSES]:
+        clauses = [f for f in names if f in _CLAUSES and isinstance(getattr(p, f), list)]  # IfExp has an orelse too
+        for name in [f for f in names if f not in clauses]:
             left, right = getattr(p, name, None), getattr(n, name, None)
             new = self._all(((left, right),), new)
             if new is None:
