@@ -294,7 +294,7 @@ def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], base: Base) -> l
         shadows = {
             s: None for i in items for s in base.shadows(place, None if i.on else i.placement.line)
         }
-        twins = [t for t in base.same_body(place, body) if t != place] if place != at else []
+        twins = [t for t in base.same_body(at, body) if t != place] if place != at else []
         found.append(
             Seen(
                 at=at,

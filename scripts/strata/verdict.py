@@ -92,10 +92,13 @@ def _edited(patch: str, lock: Lock | None, seen: Seen) -> Verdict:
     if lock is None or locked is None:
         return _no_lock(patch, seen, lock)
     moved = seen.place != seen.at
-    if moved and seen.place.path != seen.at.path and locked.moved_to != seen.place:
+    unclear = seen.place.path != seen.at.path or bool(seen.twins)
+    if moved and unclear and locked.moved_to != seen.place:
         twins = [f"same body: {t.at} (line {t.line})" for t in seen.twins]
         return Verdict(patch, seen.at, "MOVED", False, Finding(
-            "MOVED", "the edited symbol has gone to another file", where=seen.where, patch=patch,
+            "MOVED", "the edited symbol has gone to another file"
+                if seen.place.path != seen.at.path
+                else "several symbols have the body of the edited one", where=seen.where, patch=patch,
             expected=str(seen.at), found=str(seen.place), details=tuple(twins),
             hint=f"look at it there, then: {affirm_command(patch)}"), affirmable=True)  # fmt: skip
     changed_on = sorted(k for k, v in locked.on.items() if seen.on.get(k) != v) + sorted(
