@@ -325,7 +325,8 @@ def test_the_build_tree_gets_the_headers_that_the_package_gets(patched: Path, tm
         "cmake_minimum_required(VERSION 3.16)\nproject(x NONE)\n"
         f'include("{csrc}/cmake/strata_relocatable.cmake")\ninclude("{csrc}/cmake/func.cmake")\n'
         f'set(OPS_ADV_UTILS_KERNEL_INC "{csrc}/common/include/kernel")\n'
-        f'add_ops_src_copy(TARGET_NAME copy COMPUTE_UNIT u SRC "{csrc}/moe/hc_post" DST "{tmp_path}/src/hc_post")\n'
+        f'add_ops_src_copy(TARGET_NAME copy COMPUTE_UNIT u SRC "{csrc}/moe/hc_post" '
+        f'DST "{tmp_path}/src/hc_post")\n'
     )
     for command in (
         ["-S", str(tmp_path), "-B", str(tmp_path / "b")],
