@@ -236,7 +236,8 @@ class _Planner:
             }
             for p in self.patches
         ]
-        return json.dumps({"format": MANIFEST_FORMAT, "base": self.version, "patches": entries}, indent=1) + "\n"
+        head = {"format": MANIFEST_FORMAT, "base": self.version, "digest": self.plan.digest}
+        return json.dumps({**head, "patches": entries}, indent=1) + "\n"
 
     # --- placing
 

@@ -81,10 +81,16 @@ class Series:
         return Series(self.root, rest)
 
     def digest(self) -> str:
-        """sha256 over ids, patch.yaml and new files of all patches in order: the series hash of the labels."""
+        """The series hash of the labels: sha256 over ids, patch.yaml, .patch and new files of all patches in order."""
         total = hashlib.sha256()
         for patch in self.patches:
-            for name, path in [("patch.yaml", patch.yaml_path), *((f"{t}:{f}", p) for (t, f), p in sorted(patch.files.items()))]:
+            diffs = [(e.diff, patch.directory / e.diff) for e in patch.spec.edits if e.diff]
+            parts = [
+                ("patch.yaml", patch.yaml_path),
+                *((name, path) for name, path in diffs if path.is_file()),
+                *((f"{t}:{f}", p) for (t, f), p in sorted(patch.files.items())),
+            ]
+            for name, path in parts:
                 total.update(f"{patch.id}\0{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
         return total.hexdigest()
 

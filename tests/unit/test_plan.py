@@ -216,6 +216,7 @@ def test_new_files_and_manifest(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, {FILE: SOURCE}, patches)
     data = json.loads(plan.files["vllm-ascend", "vllm_ascend/strata/series.json"])
     assert data["base"] == VERSION
+    assert data["digest"] == plan.digest
     assert data["patches"] == [
         {"id": "a", "group": "group", "kind": "runtime", "title": "a", "switch": None},
         {"id": "b", "group": "group", "kind": "perf", "title": "b", "switch": {"name": "b_switch", "default": False}},
@@ -286,3 +287,12 @@ def test_an_unchanged_file_is_not_in_the_plan(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, {FILE: SOURCE}, {"a": patch(edit(import_="import os"))})
     assert not plan.files
     assert len(plan.placed) == 1
+
+
+def test_the_digest_covers_patch_files(tmp_path: Path) -> None:
+    """An edited .patch makes another series: else `apply` would take the old result for the new one."""
+    diff = f"--- a/{FILE}\n+++ b/{FILE}\n@@ -7,1 +7,1 @@\n-    return b\n+    return 1\n"
+    series = make_series(tmp_path, {"d": {"edits": [{"diff": "fix.patch"}], "diffs": {"fix.patch": diff}}})
+    before = series.digest()
+    (series["d"].directory / "fix.patch").write_text(diff.replace("return 1", "return 2"))
+    assert series.digest() != before
