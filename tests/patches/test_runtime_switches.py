@@ -21,24 +21,21 @@ from vllm_ascend.strata import PatchImportError, series, switch_table, switches
 from vllm_ascend.strata.switch_table import SwitchError
 
 SERIES = series.load()
-EXAMPLE = series.parse(
-    [
-        {"id": "runtime-switches", "group": "runtime", "kind": "runtime", "title": "t", "switch": None},
-        {
-            "id": "first-patch",
-            "group": "g",
-            "kind": "perf",
-            "title": "t",
-            "switch": {"name": "first", "default": True},
-        },
-        {
-            "id": "second-patch",
-            "group": "g",
-            "kind": "perf",
-            "title": "t",
-            "switch": {"name": "second", "default": False},
-        },
+
+
+def manifest(*patches: Any, **changes: Any) -> dict[str, Any]:
+    """What the patch engine writes for these (id, switch name or None, default)."""
+    entries = [
+        {"id": i, "group": "g", "kind": "perf", "title": "t", "switch": n and {"name": n, "default": d}}
+        for i, n, d in patches
     ]
+    return {"format": 1, "base": "0.23.0", "digest": "0123456789abcdef" * 4, "patches": entries, **changes}
+
+
+EXAMPLE = series.parse(
+    manifest(
+        ("runtime-switches", None, None), ("first-patch", "first", True), ("second-patch", "second", False)
+    )
 )
 
 
@@ -127,25 +124,31 @@ class TestManifest:
         assert "runtime-switches" in SERIES.patches
         assert SERIES.owners["greedy_fast_path"] == "greedy-fast-path"
 
-    def test_digest_follows_content_not_layout(self) -> None:
-        entries = [{"id": "a", "switch": {"name": "x", "default": True}}]
-        reordered = [{"switch": {"default": True, "name": "x"}, "id": "a"}]
-        changed = [{"id": "a", "switch": {"name": "x", "default": False}}]
-        assert series.parse(entries).digest == series.parse(reordered).digest != series.parse(changed).digest
+    def test_reads_what_the_engine_writes(self) -> None:
+        assert EXAMPLE.patches == ("runtime-switches", "first-patch", "second-patch")
+        assert EXAMPLE.defaults == {"first": True, "second": False}
+        assert EXAMPLE.owners == {"first": "first-patch", "second": "second-patch"}
+        assert EXAMPLE.digest == "0123456789ab"
 
     @pytest.mark.parametrize(
-        "entries",
+        "content",
         [
-            [{"title": "no id"}],
-            ["text"],
-            [{"id": "a", "switch": {"name": "x"}}],
-            [{"id": "a", "switch": {"name": "x", "default": "on"}}],
-            [{"id": i, "switch": {"name": "x", "default": True}} for i in "ab"],
+            [],
+            manifest(format=2),
+            manifest(digest=None),
+            manifest(digest="not hex"),
+            manifest(patches={}),
+            manifest(patches=[{"title": "no id"}]),
+            manifest(patches=["text"]),
+            manifest(patches=[{"id": "a"}]),
+            manifest(patches=[{"id": "a", "switch": {"name": "x"}}]),
+            manifest(("a", "x", "on")),
+            manifest(("a", "x", True), ("b", "x", True)),
         ],
     )
-    def test_bad_manifest(self, entries: list[Any]) -> None:
-        with pytest.raises(series.SeriesError):
-            series.parse(entries)
+    def test_bad_manifest(self, content: Any) -> None:
+        with pytest.raises(series.SeriesError, match=r"series\.json"):
+            series.parse(content)
 
     @pytest.mark.parametrize("content", [None, "{", "{}"])
     def test_missing_or_broken_file(

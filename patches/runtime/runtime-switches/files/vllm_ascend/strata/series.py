@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 MANIFEST = Path(__file__).with_name("series.json")
+FORMAT = 1
 RUNTIME_PATCH = "runtime-switches"
 
 
@@ -24,8 +25,8 @@ class Series:
     """What is in the tree.
 
     patches: patch ids in series order; defaults: switch name -> value without any setting; owners: switch
-    name -> patch id; digest: first 12 hex digits of the sha256 of the manifest's content, independent of
-    its layout.
+    name -> patch id; digest: the first 12 hex digits of the series hash, which the image's labels carry too
+    and which changes with every byte of a patch.
     """
 
     patches: tuple[str, ...]
@@ -34,21 +35,27 @@ class Series:
     digest: str
 
 
-def parse(entries: Iterable[Mapping[str, Any]], where: str = "series.json") -> Series:
-    """Read the manifest's entries ``{id, group, kind, title, switch: {name, default} | null}``.
+def parse(manifest: Any, where: str = "series.json") -> Series:
+    """Read ``{format: 1, digest, patches: [{id, switch: {name, default} | null, …}, …], …}``.
 
-    Raises SeriesError for an entry of another shape and for a switch that two patches claim.
+    Raises SeriesError for another shape and for a switch that two patches claim.
     """
+    if not isinstance(manifest, Mapping) or manifest.get("format") != FORMAT:
+        raise SeriesError(f"{where}: not a series manifest of format {FORMAT}")
+    digest, entries = manifest.get("digest"), manifest.get("patches")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{12,}", digest):
+        raise SeriesError(f"{where}: 'digest' is {digest!r}, expected the series hash in hex")
+    if not isinstance(entries, list):
+        raise SeriesError(f"{where}: 'patches' is {type(entries).__name__}, expected a list")
     patches: list[str] = []
     defaults: dict[str, bool] = {}
     owners: dict[str, str] = {}
-    content = list(entries)
-    for number, entry in enumerate(content):
+    for number, entry in enumerate(entries):
         try:
             patch_id = entry["id"]
-            switch = entry.get("switch")
+            switch = entry["switch"]
             name, default = (switch["name"], switch["default"]) if switch is not None else (None, None)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise SeriesError(
                 f"{where}: entry {number} is not {{id, switch: {{name, default}} or null}}: {entry!r}"
             ) from error
@@ -63,9 +70,7 @@ def parse(entries: Iterable[Mapping[str, Any]], where: str = "series.json") -> S
             raise SeriesError(f"{where}: the switch {name!r} belongs to {owners[name]} and to {patch_id}")
         defaults[name] = default
         owners[name] = patch_id
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]
-    return Series(tuple(patches), MappingProxyType(defaults), MappingProxyType(owners), digest)
+    return Series(tuple(patches), MappingProxyType(defaults), MappingProxyType(owners), digest[:12])
 
 
 @functools.cache
@@ -78,10 +83,6 @@ def load() -> Series:
             f"{MANIFEST}: {error}; the patch engine writes this file with patch {RUNTIME_PATCH!r}: "
             "rebuild the image"
         ) from error
-    if isinstance(content, dict):
-        content = content.get("patches")
-    if not isinstance(content, list):
-        raise SeriesError(f"{MANIFEST}: expected a list of patches, found {type(content).__name__}")
     return parse(content, str(MANIFEST))
 
 
