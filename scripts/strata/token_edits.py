@@ -22,6 +22,9 @@ _PYTHON_ONLY = {
 }
 _TEMPLATE = re.compile(r"\$\$\$([A-Z_][A-Z0-9_]*)|\$([A-Z_][A-Z0-9_]*)(?![\w{])")
 _STEP = "    "
+_BEHIND = (
+    -1
+)  # rank of lines that belong to what stands above them: they come before other lines at that point
 
 
 class TokenLanguage:
@@ -127,6 +130,8 @@ class _Placer:
 
     def _spans(self, hit: Match) -> list[Span]:
         edit = self.edit
+        if edit.add_item is None and edit.before is None:
+            self._accounts_for_all(hit)
         if edit.replace is not None:
             return [self._replace(hit, edit.replace)]
         if edit.delete:
@@ -136,6 +141,20 @@ class _Placer:
         if edit.after is not None:
             return [self._after(hit, edit.after)]
         return add_item(self.doc, edit, hit, self.where)[0]
+
+    def _accounts_for_all(self, hit: Match) -> None:
+        """E-PARTIAL where the anchor is a whole compound statement but for its last clauses."""
+        texts = self.doc.texts
+        follows = texts[hit.last + 1] if hit.last + 1 < len(texts) else ""
+        rest = {"if": ("else",), "else": ("else",), "try": ("catch",), "catch": ("catch",), "do": ("while",)}
+        if self.doc.family == "cpp" and texts[hit.last] == "}" and follows in rest.get(texts[hit.first], ()):
+            raise PlaceFault(
+                "E-PARTIAL",
+                f"the anchor leaves out the '{follows}' of its statement",
+                expected=f"'find' that takes in the '{follows}' clause too, or stops before the braces",
+                found=f"'{follows}' after the anchor",
+                line=self.doc.line(self.doc.tokens[hit.last].start),
+            )
 
     # verbs
 
@@ -196,9 +215,8 @@ class _Placer:
                 )
             indent = self._indent_at(start)
             inner = self._first_indent(line_end) if self.source[end - 1] in "{(" else ""
-            return self._own_lines(
-                self._next_line(line_end), text, inner if len(inner) > len(indent) else indent
-            )
+            deeper = inner if len(inner) > len(indent) else indent
+            return self._own_lines(self._next_line(line_end), text, deeper, rank=_BEHIND)
         return Span(end, end, " " + self._inline(text, start), "insert")
 
     def _at_start(self) -> tuple[list[Span], list[tuple[int, int]]]:
@@ -215,7 +233,8 @@ class _Placer:
             return [Span(end, end, " " + self._inline(text, end), "insert")], [(opens + 1, opens + 1)]
         inner = self._first_indent(line_end)
         indent = inner if len(inner) > len(self._indent_at(end)) else self._indent_at(end) + _STEP
-        return [self._own_lines(self._next_line(line_end), text, indent)], [(opens + 1, opens + 1)]
+        span = self._own_lines(self._next_line(line_end), text, indent, rank=_BEHIND)
+        return [span], [(opens + 1, opens + 1)]
 
     def _at_end(self) -> tuple[list[Span], list[tuple[int, int]]]:
         text = self._plain(self.edit.append or "")
@@ -284,13 +303,13 @@ class _Placer:
 
         return _TEMPLATE.sub(fill, template)
 
-    def _own_lines(self, here: int, text: str, indent: str) -> Span:
+    def _own_lines(self, here: int, text: str, indent: str, *, rank: int = 0) -> Span:
         """Insertion of whole lines at the start of a line (or at the end of the file)."""
         continued = here > 0 and _ends_with_splice(self.source, here)
         body = self._indented(text, indent, continued)
         if here == len(self.source) and here and self.source[-1] != "\n":
-            return Span(here, here, self.newline + body, "insert")
-        return Span(here, here, body + (" \\" if continued else "") + self.newline, "insert")
+            return Span(here, here, self.newline + body, "insert", rank=rank)
+        return Span(here, here, body + (" \\" if continued else "") + self.newline, "insert", rank=rank)
 
     def _indented(self, text: str, indent: str, continued: bool) -> str:
         """``text`` at ``indent``; lines that begin inside a token of several lines stay as they are."""

@@ -304,7 +304,9 @@ def _behind(doc: Document, items: list[_Item], position: int, stop: int, value: 
                 "insert",
             )
         ]
-    return [Span(after, after, ",", "insert"), Span(line_end, line_end, text, "insert")]
+    # two patches share the comma behind the last item, and get one between theirs
+    comma_once = Span(after, after, ",", "insert", merge="comma")
+    return [comma_once, Span(line_end, line_end, text, "insert", joint=",")]
 
 
 def _code_line_end(doc: Document, token: int, stop: int) -> int | None:
@@ -326,4 +328,5 @@ def _code_line_end(doc: Document, token: int, stop: int) -> int | None:
 def _into_empty(doc: Document, start: int, stop: int, value: str) -> list[Span]:
     here = doc.tokens[start - 1].end if start else 0
     opened = start > 0 and doc.texts[start - 1] in _OPENS
-    return [Span(here, here, value if opened else " " + value, "insert")]
+    joint = ", " if _commas(doc) else " "
+    return [Span(here, here, value if opened else " " + value, "insert", joint=joint if opened else "")]

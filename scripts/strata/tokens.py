@@ -217,7 +217,7 @@ class _Shell:
     def __init__(self, source: str) -> None:
         self.source = source
         self.out: list[Token] = []
-        self.depths: list[bool] = []  # one per open parenthesis: is it an array's?
+        self.depths: list[Literal["array", "arithmetic", "list"]] = []  # one per open parenthesis
         self.heredocs: list[tuple[str, bool]] = []
 
     def tokens(self) -> list[Token]:
@@ -252,7 +252,7 @@ class _Shell:
         return len(self.source) if stop < 0 else stop
 
     def _newline(self, at: int) -> int:
-        in_array = bool(self.depths) and self.depths[-1]
+        in_array = self.depths[-1:] == ["array"]
         last = self.out[-1].text if self.out else "\n"
         if not in_array and last not in _NO_EOL_AFTER and not self._opens_case_branch():
             self.out.append(Token("\n", at, at + 1, "eol"))
@@ -274,7 +274,8 @@ class _Shell:
         before = self.out[-1] if self.out else None
         if text == "(":
             array = before is not None and before.end == at and bool(_ASSIGNS_ARRAY.search(before.text))
-            self.depths.append(array)
+            arithmetic = before is not None and before.end == at and before.text == "("
+            self.depths.append("array" if array else "arithmetic" if arithmetic else "list")
         elif text == ")":
             self._stray = not self.depths
             if self.depths:
@@ -283,7 +284,7 @@ class _Shell:
                     self.out.pop()
         self.out.append(Token(text, at, at + len(text), "punct"))
         at += len(text)
-        if text in ("<<", "<<-"):
+        if text in ("<<", "<<-") and "arithmetic" not in self.depths:
             while at < len(source) and source[at] in " \t":
                 at += 1
             stop = self._word(at)
@@ -301,10 +302,9 @@ class _Shell:
             line = self.source[stop:line_end].rstrip("\r")
             stop = min(line_end + 1, len(self.source))
             if (line.lstrip("\t") if tabs else line) == word:
-                break
-        if stop > start:
-            self.out.append(Token(self.source[start:stop], start, stop, "string"))
-        return stop
+                self.out.append(Token(self.source[start:stop], start, stop, "string"))
+                return stop
+        return start  # its end is missing: no here-document swallows the rest of the file
 
     def _word(self, at: int) -> int:
         source, end = self.source, len(self.source)

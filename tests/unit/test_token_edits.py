@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strata.composition import Keyed, Piece, compose, text_of
 from strata.model import Edit
 from strata.spans import PlaceFault, Placement
 from strata.token_edits import TokenLanguage, token_language
@@ -315,6 +316,14 @@ def test_count_nth_in_and_next_to() -> None:
     assert fault("csrc/x.cpp", source, find="x()", count=2, replace="q()").code == "E-AMBIGUOUS"
 
 
+def test_left_out_clauses() -> None:
+    source = "void f() {\n  if (a) { x(); } else { y(); }\n}\n"
+    for verb in ({"replace": "z();"}, {"delete": True}, {"after": "z();"}):
+        assert fault("csrc/x.cpp", source, find="if (a) { $$$B }", **verb).code == "E-PARTIAL"
+    assert cpp(source, find="if (a) { $$$B } else { $$$C }", replace="z();") == "void f() {\n  z();\n}\n"
+    assert cpp(source, find="if (a)", replace="if (b)") == source.replace("(a)", "(b)")
+
+
 def test_nearest_candidates() -> None:
     error = fault("csrc/x.cpp", CPP, "Op::Copy", find="Store(m);", replace="x")
     assert error.code == "E-CONFLICT"
@@ -504,12 +513,47 @@ def test_shell_lists_take_the_quotes_of_their_items() -> None:
     assert (there.code, there.line) == ("E-CONFLICT", 18)
 
 
-def test_two_patches_that_add_to_one_list_commute() -> None:
-    source = 'OPS=(\n    "a"\n)\n'
-    spans = [place("csrc/x.sh", source, find="OPS=(", add_item={"value": v}).spans[0] for v in ("b", "c")]
-    assert spans[0].start == spans[1].start
-    both = source[: spans[0].start] + spans[0].text + spans[1].text + source[spans[0].start :]
-    assert both == 'OPS=(\n    "a"\n    "b"\n    "c"\n)\n'
+def compose_two(file: str, source: str, one: dict[str, Any], other: dict[str, Any]) -> str:
+    spans = []
+    for n, words in enumerate((one, other)):
+        for k, span in enumerate(place(file, source, **words).spans):
+            spans.append(Keyed(span, (n, f"patch-{n}", 0), k))
+    pieces, overlaps = compose([Piece(source, ("base",))], spans)
+    assert overlaps == []
+    return text_of(pieces)
+
+
+@pytest.mark.parametrize(
+    ("source", "place_", "expected"),
+    [
+        ('OPS=(\n    "a"\n)\n', "last", 'OPS=(\n    "a"\n    "b"\n    "c"\n)\n'),
+        ('OPS=(\n    "a"\n)\n', "first", 'OPS=(\n    "b"\n    "c"\n    "a"\n)\n'),
+        ("OPS=()\n", "last", "OPS=(b c)\n"),
+    ],
+)
+def test_two_patches_add_to_one_shell_list(source: str, place_: str, expected: str) -> None:
+    one, other = ({"find": "OPS=(", "add_item": {"value": v, "place": place_}} for v in ("b", "c"))
+    assert compose_two("csrc/x.sh", source, one, other) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("f(a);", "f(a, b, c);"),
+        ("f();", "f(b, c);"),
+        ("f(\n  a,\n);", "f(\n  a,\n  b,\n  c,\n);"),
+        ("f(\n  a\n);", "f(\n  a,\n  b,\n  c\n);"),
+        ("f(\n  a  // one\n);", "f(\n  a,  // one\n  b,\n  c\n);"),
+    ],
+)
+def test_two_patches_add_to_one_cpp_list(source: str, expected: str) -> None:
+    one, other = ({"find": "f", "add_item": {"value": v}} for v in ("b", "c"))
+    assert compose_two("csrc/x.cpp", source, one, other) == expected
+
+
+def test_lines_after_one_statement_come_before_lines_before_the_next() -> None:
+    one, other = {"find": "d();", "before": "c();"}, {"find": "a();", "after": "b();"}
+    assert compose_two("csrc/x.cpp", "a();\nd();\n", one, other) == "a();\nb();\nc();\nd();\n"
 
 
 # --- the real sources
