@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from strata.composition import Keyed, Piece, compose, text_of
 from strata.model import Edit
@@ -554,6 +554,41 @@ def test_two_patches_add_to_one_cpp_list(source: str, expected: str) -> None:
 def test_lines_after_one_statement_come_before_lines_before_the_next() -> None:
     one, other = {"find": "d();", "before": "c();"}, {"find": "a();", "after": "b();"}
     assert compose_two("csrc/x.cpp", "a();\nd();\n", one, other) == "a();\nb();\nc();\nd();\n"
+
+
+FRAGMENT = st.text(alphabet="ab \n\"'#/(){}[];,.:$=<>\\\r", min_size=1, max_size=12)
+PIECE = st.one_of(st.sampled_from(["f(", "a", "if", "}", "$A", "$$$B", "#if a\n", "set(", "(b c)"]), FRAGMENT)
+TEXT = st.lists(PIECE, max_size=12).map(" ".join)
+
+
+@given(
+    st.sampled_from(["x.cpp", "CMakeLists.txt", "x.sh", "x.toml", "x.json"]),
+    TEXT,
+    TEXT.filter(str.strip),
+    st.sampled_from(["replace", "before", "after", "delete", "append", "prepend", "add_item"]),
+    TEXT.filter(str.strip),
+    st.booleans(),
+)
+@settings(max_examples=400)
+def test_any_edit_of_any_text_lands_inside_it_or_is_a_fault(
+    file: str, source: str, find: str, verb: str, text: str, itself: bool
+) -> None:
+    if itself:
+        source = f"{source} {find} {source[:7]}"
+    words: dict[str, Any] = {} if verb in ("append", "prepend") else {"find": find}
+    words[verb] = {"delete": True, "add_item": {"value": text}}.get(verb, text)
+    try:
+        placed = place(file, source, **words)
+    except PlaceFault as error:
+        event(error.code)
+        assert error.message and error.line <= source.count("\n") + 1
+        return
+    event(f"{verb} lands")
+    assert placed.spans
+    for span in placed.spans:
+        assert 0 <= span.start <= span.end <= len(source)
+    changed(source, placed)
+    assert 1 <= placed.line <= source.count("\n") + 1
 
 
 # --- the real sources
