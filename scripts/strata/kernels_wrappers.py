@@ -159,8 +159,10 @@ def compile_options(
         directory.mkdir(parents=True)
     text = options_project(tree, operators, output, toolkit, sys.executable)
     (source / "CMakeLists.txt").write_text(text, encoding="utf-8")
+    # nothing is built, so any program will do where there is no make
+    settings = [f"-DCMAKE_INSTALL_PREFIX={work / 'shipped'}", f"-DCMAKE_MAKE_PROGRAM={shutil.which('true')}"]
     run_tool(
-        [cmake, "-S", str(source), "-B", str(build), f"-DCMAKE_INSTALL_PREFIX={work / 'shipped'}"],
+        [cmake, "-G", "Unix Makefiles", "-S", str(source), "-B", str(build), *settings],
         "E-OPTIONS",
         "the release's operator CMake files failed",
     )
