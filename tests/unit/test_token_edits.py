@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -639,12 +640,12 @@ def test_one_operator_for_one_soc(real_trees: Trees) -> None:
         {"in": '"$SOC_VERSION" =~ ^ascend910_93'},
         {"between": ["=~ ^ascend910_93", 'SOC_ARG="ascend910_93"']},
     ):
-        after = lists(
-            changed(source, place(ACLNN, source, find="CUSTOM_OPS_ARRAY=(", add_item=item, **narrowed))
-        )
+        result = changed(source, place(ACLNN, source, find="CUSTOM_OPS_ARRAY=(", add_item=item, **narrowed))
         at = before["ascend910_93"].index("causal_conv1d") + 1
         wanted = [*before["ascend910_93"][:at], "our_op", *before["ascend910_93"][at:]]
-        assert after == {**before, "ascend910_93": wanted}
+        assert lists(result) == {**before, "ascend910_93": wanted}
+        syntax = subprocess.run(["bash", "-n"], input=result.encode(), capture_output=True)
+        assert syntax.returncode == 0, syntax.stderr
 
 
 @pytest.mark.sources
