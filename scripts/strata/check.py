@@ -382,6 +382,7 @@ def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
         touched[placed.patch].add(placed.at.path)
     closures = {i: series.closure([i]) for i in series.ids}
     planned: dict[tuple[str, ...], Plan] = {}
+    told: set[tuple[str, int | None, str, str]] = set()
     for patch_id in series.ids:
         rest = [i for i in series.ids if patch_id not in closures[i]]
         for ids, words in ((closures[patch_id], "with only what it requires"), (rest, f"without {patch_id}")):
@@ -392,6 +393,10 @@ def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
             if sharing not in planned:
                 planned[sharing] = plan_series(series, base.trees, base.version, only=sharing, moved=moved)
             for fault in planned[sharing].faults:
+                mark = (fault.patch, fault.edit, fault.finding.code, fault.finding.where)
+                if mark in told:
+                    continue
+                told.add(mark)
                 finding = replace(fault.finding, message=f"{words}: {fault.finding.message}")
                 result.verdicts[fault.patch].append(fault_verdict(fault.patch, fault.at, finding))
     for patch_id in series.ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -226,8 +227,10 @@ class Modules:
         if key not in self._parsed:
             text = self.text(tree, file)
             try:
-                node = ast.parse(text) if text is not None else None
-            except SyntaxError:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # upstream's escapes are upstream's business
+                    node = ast.parse(text.removeprefix("\ufeff")) if text is not None else None
+            except (SyntaxError, ValueError):
                 node = None
             self._parsed[key] = (
                 Module(tree, file, module_name(file), text, node, self.facts)
