@@ -217,7 +217,10 @@ def _visible_findings(service: Service, where: str) -> Iterator[Finding]:
 
 
 def _parallelism(service: Service) -> tuple[int, str]:
-    words = read_back(service.command, service.environment) if service.command else []
+    try:
+        words = read_back(service.command, service.environment) if service.command else []
+    except ValueError:  # quotes that don't close are told where the command is checked
+        words = []
     total, how = 1, []
     for label, variable, options in (
         ("TP", "TENSOR_PARALLEL", ("--tensor-parallel-size", "-tp")),
@@ -244,7 +247,7 @@ def _preset_value(service: Service, variable: str) -> int | None:
 
 
 def _option(words: Sequence[str], names: Sequence[str]) -> int | None:
-    expanded = [w for word in words for w in (shlex.split(word) if " " in word else [word])]
+    expanded = [w for word in words for w in (word.split() if " " in word else [word])]
     for i, word in enumerate(expanded):
         head, eq, value = word.partition("=")
         if head in names:

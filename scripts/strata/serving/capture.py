@@ -163,7 +163,7 @@ def check(
 
     sizes, maximum: as given to ``cudagraph_capture_sizes`` and ``max_cudagraph_capture_size`` (None: not given).
     Returns (resulting sizes, finding); the finding is E-CAPTURE where a written list or maximum covers fewer sequences
-    than ``max_num_seqs`` or covers them with illegal sizes, W-CAPTURE where the default does, with the right list.
+    than ``max_num_seqs``, W-CAPTURE where the default does, with the right list.
     """
     m = unit(n, tp, sequence_parallel)
     if sizes is not None:

@@ -26,6 +26,8 @@ from strata.serving import facts, health, image, keys, parse, presets, render, t
 LIBRARY = Path(__file__).resolve().parents[2]
 _ENGINE = "vllm.entrypoints.cli.main"
 _DEFAULT_PRESET = "c1"
+PROVED = Path("/var/cache/strata")
+"""Where a container remembers that its live proof passed."""
 
 
 def say(text: str) -> None:
@@ -150,7 +152,7 @@ def prove(this: image.Image) -> None:
     """The live proof that the build deferred: once per container, before serving. E-PROOF where it does not hold."""
     proof = Path(os.environ.get("STRATA_PROOF_JSON") or verify.PROOF_JSON)
     identity = hashlib.sha256(proof.read_bytes()).hexdigest() if proof.is_file() else "none"
-    marker = Path("/var/cache/strata") / f"proved-{identity}"
+    marker = PROVED / f"proved-{identity}"
     if marker.is_file():
         return
     say("live proof: deferred by the build, run now")

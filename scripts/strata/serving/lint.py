@@ -14,7 +14,7 @@ from strata.config import near
 from strata.errors import Finding, StrataError
 from strata.serving import capture
 from strata.serving.facts import Catalogue, Facts, Stale, facts, version_key
-from strata.serving.startline import JSON_OPTIONS, Option, StartLine, dumps, integer, read
+from strata.serving.startline import JSON_OPTIONS, Option, StartLine, dumps, integer, read, read_json
 
 OURS = "strata"
 """The key of ``--additional-config`` under which Strata's own switches may be given."""
@@ -126,11 +126,15 @@ class _Linter:
         if stale is not None and (option.flag is None or stale.silent):
             self._stale_flag(option, stale)
         elif option.flag is None:
-            guess = near(option.name, self.catalogue.names())
+            guess = near(option.name, [n for n in self.catalogue.names() if n.startswith("--")])
             self._say("E-FLAG", f"{version} has no option {option.name}", where=option.written, found=option.written,
                       hint=f"did you mean {guess}?" if guess else "remove it")  # fmt: skip
-            if guess:
-                option.name, option.flag = guess, self.catalogue.flag(guess)
+            meant = self.catalogue.flag(guess) if guess else None
+            taken = {o.name for o in self.line.options}
+            if meant is not None and guess not in taken and (meant.takes == "nothing") == (not option.values):
+                option.name, option.flag = guess, meant
+                if guess in JSON_OPTIONS:
+                    self.findings += read_json(option)
             else:
                 self.line.options.remove(option)
 

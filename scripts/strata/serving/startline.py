@@ -136,7 +136,7 @@ def read(arguments: Sequence[str], catalogue: Catalogue) -> tuple[StartLine, lis
             _dotted(line, option, path)
         else:
             if name in JSON_OPTIONS:
-                findings += _json(option)
+                findings += read_json(option)
             line.options.append(option)
     findings += _twice(line)
     return line, findings
@@ -158,7 +158,8 @@ def _canonical(head: str, catalogue: Catalogue) -> tuple[str, Flag | None]:
     return name, flag
 
 
-def _json(option: Option) -> list[Finding]:
+def read_json(option: Option) -> list[Finding]:
+    """Read the option's text into ``data``; E-JSON with the column where that fails."""
     text = option.values[0] if option.values else ""
     try:
         data = json.loads(text)
@@ -190,6 +191,7 @@ def _dotted(line: StartLine, option: Option, path: list[str]) -> None:
     except json.JSONDecodeError:
         value = integer(value) if integer(value) is not None else value
     data = line.ensure(option.name)
+    line.options[-1].flag = line.options[-1].flag or (option.flag if line.options[-1].name == option.name else None)
     for key in path[:-1]:
         data = data.setdefault(key, {})
     data[path[-1]] = value
