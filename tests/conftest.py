@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from strata.trees import PACKAGES, Trees
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,13 +20,16 @@ def real_trees() -> Trees:
     given = os.environ.get("STRATA_TREES")
     directory = Path(given) if given else ROOT / ".strata" / "trees" / VERSION
     if not directory.is_dir():
-        pytest.fail(f"no sources of {VERSION} in {directory}; run: make sources VERSION={VERSION}", pytrace=False)
+        pytest.fail(
+            f"no sources of {VERSION} in {directory}; run: make sources VERSION={VERSION}", pytrace=False
+        )
     return Trees.at(directory)
 
 
 @pytest.fixture
 def tree_copy(real_trees: Trees, tmp_path: Path) -> Callable[..., Trees]:
-    """Call with ``(tree, file)`` pairs: writable trees that hold just these files and the packages' own mark."""
+    """Call with ``(tree, file)`` pairs: writable trees that hold just these files and the packages' own
+    mark."""
 
     def copy(*paths: tuple[str, str]) -> Trees:
         directory = tmp_path / "trees"

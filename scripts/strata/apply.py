@@ -1,8 +1,9 @@
 """Writing a plan into the trees: all or nothing, whatever happens in the middle.
 
 State lies in ``.strata/`` of the first tree: ``journal.json`` exists only while files are being replaced,
-``originals/`` holds what was there before, ``applied.json`` (the stamp) says what was applied. Whoever finds a journal
-first puts the originals back; so a tree is fully patched or untouched after the next run at the latest.
+``originals/`` holds what was there before, ``applied.json`` (the stamp) says what was applied. Whoever
+finds a journal first puts the originals back; so a tree is fully patched or untouched after the next run at
+the latest.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ DISK = Disk()
 
 @dataclass(frozen=True)
 class Target:
-    """One file of a transaction; number: its name below ``originals/``. before, after: sha256; None: no such file."""
+    """One file of a transaction; number: its name below ``originals/``. before, after: sha256; None: no
+    such file."""
 
     tree: str
     file: str
@@ -90,7 +92,8 @@ class Stamp:
 
 
 def compile_check(plan: Plan) -> None:
-    """Byte-compile every touched Python file in memory. StrataError E-COMPILE (exit 1) naming file and patches."""
+    """Byte-compile every touched Python file in memory. StrataError E-COMPILE (exit 1) naming file and
+    patches."""
     faults = []
     for (tree, file), text in plan.files.items():
         if not file.endswith(".py"):
@@ -109,7 +112,9 @@ def compile_check(plan: Plan) -> None:
                     where=f"{At(tree=tree, file=file)} (line {line} of the result)",
                     patch=", ".join(patches),
                     expected="Python that compiles",
-                    found=text.splitlines()[line - 1].strip()[:120] if 0 < line <= len(text.splitlines()) else "",
+                    found=text.splitlines()[line - 1].strip()[:120]
+                    if 0 < line <= len(text.splitlines())
+                    else "",
                     hint="mend the edits of the patches named",
                 )
             )
@@ -130,8 +135,9 @@ def already_applied(series: Series, trees: Trees) -> bool:
 def write(plan: Plan, trees: Trees, series_digest: str | None = None) -> list[Path]:
     """Write a plan without faults; the files written, or nothing where it is applied already.
 
-    series_digest: identity of what is applied, the plan's own by default. StrataError: the plan's faults, E-COMPILE,
-    E-DIRTY (a file differs from what was planned on), E-WRITE (the disk refused; the trees are as before), E-BUSY.
+    series_digest: identity of what is applied, the plan's own by default. StrataError: the plan's faults,
+    E-COMPILE, E-DIRTY (a file differs from what was planned on), E-WRITE (the disk refused; the trees are
+    as before), E-BUSY.
     """
     plan.raise_faults()
     compile_check(plan)
@@ -145,7 +151,8 @@ def write(plan: Plan, trees: Trees, series_digest: str | None = None) -> list[Pa
 
 
 def revert(trees: Trees) -> list[Path]:
-    """Put back what was there before the series was applied; the files concerned, none where nothing is applied."""
+    """Put back what was there before the series was applied; the files concerned, none where nothing is
+    applied."""
     with _locked(trees):
         _recover(trees)
         stamp = _read_stamp(trees)
@@ -163,7 +170,8 @@ def revert(trees: Trees) -> list[Path]:
 
 
 def unfinished(trees: Trees) -> bool:
-    """Whether a killed run left the trees half patched (``already_applied``, ``write`` and ``revert`` undo that)."""
+    """Whether a killed run left the trees half patched (``already_applied``, ``write`` and ``revert`` undo
+    that)."""
     return (_state(trees) / "journal.json").exists()
 
 
@@ -249,8 +257,9 @@ def _read_stamp(trees: Trees, name: str = "applied.json") -> Stamp | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StrataError(
-            Finding("E-STATE", "the record of what was applied cannot be read", where=str(path), found=str(error),
-                    expected="JSON as strata writes it", hint="start from fresh sources (make sources)")
+            Finding("E-STATE", "the record of what was applied cannot be read", where=str(path),
+                    expected="JSON as strata writes it", found=str(error),
+                    hint="start from fresh sources (make sources)")
         ) from error  # fmt: skip
 
 
@@ -304,7 +313,9 @@ def _transaction(plan: Plan, trees: Trees, digest: str) -> list[Path]:
             _undo_after(error, trees, stamp)
         if not isinstance(error, OSError):
             raise
-        raise StrataError(_disk_finding(error, trees, "make room or mend the permissions, then run it again")) from error
+        raise StrataError(
+            _disk_finding(error, trees, "make room or mend the permissions, then run it again")
+        ) from error
     with contextlib.suppress(OSError):  # applied and recorded; empty staging directories may stay
         for tree in trees.roots:
             if _staging(trees, tree).is_dir():
@@ -316,7 +327,9 @@ def _undo_after(error: BaseException, trees: Trees, stamp: Stamp) -> None:
     try:
         _roll_back(trees, stamp)
     except OSError as second:
-        finding = _disk_finding(second, trees, "mend the disk, then run strata apply: it puts the originals back first")
+        finding = _disk_finding(
+            second, trees, "mend the disk, then run strata apply: it puts the originals back first"
+        )
         raise StrataError(
             Finding(finding.code, "writing failed, and so did putting the originals back", finding.where,
                     found=f"{error}; then {second}", hint=finding.hint)
@@ -352,7 +365,8 @@ def _new_directories(trees: Trees, targets: tuple[Target, ...]) -> Iterator[tupl
 
 
 def _recover(trees: Trees) -> None:
-    """Undo a run that was killed: with a journal put the originals back, without one clear what it had staged."""
+    """Undo a run that was killed: with a journal put the originals back, without one clear what it had
+    staged."""
     try:
         stamp = _read_stamp(trees, "journal.json")
         if stamp is not None:
@@ -366,7 +380,8 @@ def _recover(trees: Trees) -> None:
 
 
 def _roll_back(trees: Trees, stamp: Stamp) -> None:
-    """Put the originals back. Renames only, so that a full disk cannot stop it; may be repeated from any point."""
+    """Put the originals back. Renames only, so that a full disk cannot stop it; may be repeated from any
+    point."""
     for t in stamp.targets:
         path = trees.path(t.tree, t.file)
         if t.before is None:

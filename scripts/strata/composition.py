@@ -1,4 +1,5 @@
-"""Putting the spans of many edits together on one text, with a record of where each piece of the result is from."""
+"""Putting the spans of many edits together on one text, with a record of where each piece of the result is
+from."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def text_of(pieces: Sequence[Piece]) -> str:
 def compose(pieces: Sequence[Piece], spans: Sequence[Keyed]) -> tuple[list[Piece], list[Overlap]]:
     """Apply spans, given in offsets of the joined pieces. The pieces of the result, and every overlap found.
 
-    Disjoint spans commute; insertions at one point go by rank, then by series order; a wrap may hold other spans.
-    The result is meaningless where there are overlaps.
+    Disjoint spans commute; insertions at one point go by rank, then by series order; a wrap may hold other
+    spans. The result is meaningless where there are overlaps.
     """
     overlaps: list[Overlap] = []
     units = _nest(_units(_merged(spans)), overlaps)
@@ -84,6 +85,10 @@ def locate(pieces: Sequence[Piece], target: Sequence[Piece], offset: int) -> int
             return None
         at += len(piece.text)
     return None
+
+
+def _overlap(one: Key, other: Key, at: int) -> Overlap:
+    return Overlap(min(one, other), max(one, other), at)
 
 
 def _merged(spans: Sequence[Keyed]) -> list[Keyed]:
@@ -116,7 +121,8 @@ def _units(spans: Sequence[Keyed]) -> list[_Unit]:
 
 
 def _nest(units: list[_Unit], overlaps: list[Overlap]) -> list[_Unit]:
-    """Put what lies inside a wrap into it; the wider of two wraps is the outer one, of equal ones the earlier."""
+    """Put what lies inside a wrap into it; the wider of two wraps is the outer one, of equal ones the
+    earlier."""
     wraps = sorted((u for u in units if u.close), key=lambda u: (u.start, -u.end, u.item.key))
     rest = [u for u in units if not u.close]
     top: list[_Unit] = []
@@ -127,7 +133,7 @@ def _nest(units: list[_Unit], overlaps: list[Overlap]) -> list[_Unit]:
             continue
         for other in wraps[:n]:
             if other.start < wrap.start < other.end < wrap.end:
-                overlaps.append(Overlap(*sorted((other.item.key, wrap.item.key)), wrap.start))
+                overlaps.append(_overlap(other.item.key, wrap.item.key, wrap.start))
         top.append(wrap)
     outside: list[_Unit] = []
     for unit in rest:
@@ -175,7 +181,7 @@ def _emit(source: _Source, low: int, high: int, units: list[_Unit], overlaps: li
         if unit.start < at:
             assert last is not None
             if last.item.key != unit.item.key or last.item.span != unit.item.span:
-                overlaps.append(Overlap(*sorted((last.item.key, unit.item.key)), unit.start))
+                overlaps.append(_overlap(last.item.key, unit.item.key, unit.start))
             continue
         out += source.cut(at, unit.start)
         span = unit.item.span
@@ -186,7 +192,12 @@ def _emit(source: _Source, low: int, high: int, units: list[_Unit], overlaps: li
             out.append(Piece(unit.close.span.text, _origin(unit.close)))
         else:
             joint = span.joint
-            if joint and last and last.item.span.joint == joint and (last.start, last.end) == (unit.start, unit.end):
+            if (
+                joint
+                and last
+                and last.item.span.joint == joint
+                and (last.start, last.end) == (unit.start, unit.end)
+            ):
                 out.append(Piece(joint, ("joint", *_origin(unit.item))))
             out.append(Piece(span.text, _origin(unit.item)))
         at, last = unit.end, unit

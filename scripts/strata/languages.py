@@ -10,7 +10,8 @@ from strata.spans import Placement, Symbol
 
 
 class Language(Protocol):
-    """How edits find their place in one kind of file. Every method raises PlaceFault for what it cannot do."""
+    """How edits find their place in one kind of file. Every method raises PlaceFault for what it cannot
+    do."""
 
     name: str
 

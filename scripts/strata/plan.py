@@ -1,4 +1,5 @@
-"""Planning a series on a pair of trees: every edit placed, composed and checked in memory, every fault collected."""
+"""Planning a series on a pair of trees: every edit placed, composed and checked in memory, every fault
+collected."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from strata.languages import language_of
 from strata.model import DEFAULT_TREE, At, Edit
 from strata.python_imports import bindings, parse_imports
 from strata.series import TREES, Patch, Series
-from strata.spans import Placement, PlaceFault, Span
+from strata.spans import PlaceFault, Placement, Span
 from strata.trees import Trees
 
 Path = tuple[str, str]  # (tree, file)
@@ -53,9 +54,9 @@ class Fault:
 class Plan:
     """What a series does to a pair of trees.
 
-    files: (tree, file) -> final text of every changed or new file; complete only without faults. original: the text
-    before, None for a new file. executable: new files that carry the execute bit. patches: ids planned, in order;
-    digest: the series hash of exactly these.
+    files: (tree, file) -> final text of every changed or new file; complete only without faults. original:
+    the text before, None for a new file. executable: new files that carry the execute bit. patches: ids
+    planned, in order; digest: the series hash of exactly these.
     """
 
     patches: list[str] = field(default_factory=list)
@@ -82,18 +83,19 @@ def plan_series(
 ) -> Plan:
     """Place and compose the series, or ``only`` some patches with what they require, on pristine trees.
 
-    version: the base release, chooses the variant of edits with ``for``. moved: places that the edits of a place go to
-    instead. Never raises for an edit that cannot be placed: all faults are in the plan.
+    version: the base release, chooses the variant of edits with ``for``. moved: places that the edits of a
+    place go to instead. Never raises for an edit that cannot be placed: all faults are in the plan.
     """
     ids = series.ids if only is None else series.closure(only)
     return _Planner(series, trees, version, ids, moved or {}).run()
 
 
 def chosen_edits(patch: Patch, version: str) -> tuple[list[tuple[int, Edit, Edit | None]], list[str]]:
-    """The edits of a patch that count on a base: (number, edit, default that it stands in for), and what is wrong.
+    """The edits of a patch that count on a base: (number, edit, default that it stands in for), and what is
+    wrong.
 
-    Variants of one edit stand next to each other: an edit with ``for`` and the same verb as the one before it is a
-    variant of that. A base that no variant names takes the one without ``for``.
+    Variants of one edit stand next to each other: an edit with ``for`` and the same verb as the one before
+    it is a variant of that. A base that no variant names takes the one without ``for``.
     """
     groups: list[list[tuple[int, Edit]]] = []
     for n, edit in enumerate(patch.spec.edits):
@@ -149,7 +151,9 @@ class _Planner:
             self._new_files(patch)
             edits, wrong = chosen_edits(patch, self.version)
             for message in wrong:
-                self._fault(patch, None, None, Finding("E-VARIANT", message, hint="give one variant for each base"))
+                self._fault(
+                    patch, None, None, Finding("E-VARIANT", message, hint="give one variant for each base")
+                )
             self.jobs += [
                 _Job((position, patch.id, n), edit, default, self._depth(edit)) for n, edit, default in edits
             ]
@@ -186,7 +190,8 @@ class _Planner:
             return 0
         below = self.series.closure([edit.on])
         return 1 + max(
-            (self._depth(e) for i in below for _, e, _ in chosen_edits(self.series[i], self.version)[0]), default=0
+            (self._depth(e) for i in below for _, e, _ in chosen_edits(self.series[i], self.version)[0]),
+            default=0,
         )
 
     # --- new files
@@ -220,7 +225,10 @@ class _Planner:
             return
         if path in self.new:
             self._fault(
-                patch, None, at, Finding("E-OWNER", f"{path[1]} is brought by {self.new[path][0]} too", where=str(at))
+                patch,
+                None,
+                at,
+                Finding("E-OWNER", f"{path[1]} is brought by {self.new[path][0]} too", where=str(at)),
             )
             return
         self.new[path] = (patch.id, text)
@@ -232,7 +240,9 @@ class _Planner:
                 "group": p.group,
                 "kind": p.spec.kind,
                 "title": p.spec.title,
-                "switch": {"name": p.spec.switch.name, "default": p.spec.switch.default} if p.spec.switch else None,
+                "switch": {"name": p.spec.switch.name, "default": p.spec.switch.default}
+                if p.spec.switch
+                else None,
             }
             for p in self.patches
         ]
@@ -257,14 +267,17 @@ class _Planner:
                 return
             language = language_of(at.file)
             if job.default is not None and self._fits(job.default):
-                raise PlaceFault(
-                    "E-EDIT", f"both this variant for {self.version} and the one without 'for' match: never two",
-                    expected="give the other one its own 'for'", found="two variants that match",
+                self._fault(
+                    patch, job.key[2], at,
+                    Finding("E-VARIANT", f"the variant for {self.version} is not the only one that matches",
+                            expected="one variant for each base, never two",
+                            found="the edit without 'for' matches as well",
+                            hint="give that one its own 'for'"),
                 )  # fmt: skip
+                return
             placement = language.place(source, moved)
         except PlaceFault as fault:
-            variant = job.default is not None and fault.message.startswith("both this variant")
-            self._fault(patch, job.key[2], edit.at, finding_of(fault, patch, edit, "E-VARIANT" if variant else None))
+            self._fault(patch, job.key[2], edit.at, finding_of(fault, patch, edit))
             return
         except StrataError as error:
             for finding in error.findings:
@@ -315,7 +328,9 @@ class _Planner:
             # a hunk that spans two symbols gives a placement for each, with the same spans
             job.spans[path] = tuple(dict.fromkeys((*job.spans.get(path, ()), *placement.spans)))
             at = At(tree=path[0], file=path[1], symbol=placement.symbol or None)
-            self.plan.placed.append(Placed(patch.id, job.key[2], at, placement, job.edit.on, sources.get(path, "")))
+            self.plan.placed.append(
+                Placed(patch.id, job.key[2], at, placement, job.edit.on, sources.get(path, ""))
+            )
 
     def _file_gone(self, job: _Job, patch: Patch, at: At) -> None:
         owner = self.new.get(at.path)
@@ -357,7 +372,8 @@ class _Planner:
         return pieces
 
     def _mapped(self, job: _Job, path: Path, target: list[Piece]) -> list[tuple[int, Span]]:
-        """A job's spans, numbered, in the offsets of ``target``; its own are those of the text it was matched on."""
+        """A job's spans, numbered, in the offsets of ``target``; its own are those of the text it was
+        matched on."""
         if job.edit.on is None:
             return list(enumerate(job.spans[path]))
         own = self._state(path, frozenset(self.series.closure([job.edit.on])), job.depth)
@@ -382,7 +398,9 @@ class _Planner:
 
     def _others(self, path: Path, on: str) -> list[str]:
         below = set(self.series.closure([on]))
-        return [p for p in dict.fromkeys(j.key[1] for j in self.jobs if path in j.spans) if p not in below] or ["?"]
+        return [
+            p for p in dict.fromkeys(j.key[1] for j in self.jobs if path in j.spans) if p not in below
+        ] or ["?"]
 
     def _overlap(self, path: Path, first: Key, second: Key) -> None:
         patch = self.series[second[1]]
@@ -390,11 +408,12 @@ class _Planner:
         other = self.series[first[1]].spec.edits[first[2]]
         self._fault(
             patch, second[2], edit.at,
-            Finding("E-OVERLAP", f"{first[1]} and {second[1]} change the same code", where=str(edit.at or path[1]),
+            Finding("E-OVERLAP", f"{first[1]} and {second[1]} change the same code",
+                    where=str(edit.at or path[1]),
                     expected="edits of places of their own",
                     found=f"edit {first[2] + 1} of {first[1]} ({_summary(other)}) and "
                           f"edit {second[2] + 1} of {second[1]} ({_summary(edit)})",
-                    hint=f"if {second[1]} is meant to see the other's result, say 'on: {first[1]}' in its edit"
+                    hint=f"if {second[1]} is to see the other's result, say 'on: {first[1]}' in its edit"
                          if first[1] != second[1] else "make one edit of the two"),
         )  # fmt: skip
 
@@ -414,7 +433,8 @@ class _Planner:
                 if known != target:
                     self._fault(
                         self.series[job.key[1]], job.key[2], at,
-                        Finding("E-OVERLAP", f"{patch} and {job.key[1]} import {name} differently", where=str(at),
+                        Finding("E-OVERLAP", f"{patch} and {job.key[1]} import {name} differently",
+                                where=str(at),
                                 expected=known.replace(":", "."), found=target.replace(":", "."),
                                 hint="import one of them with 'as'"),
                     )  # fmt: skip
@@ -459,7 +479,7 @@ class _Planner:
             self.plan.faults.append(Fault(patch.id, edit, at, named))
 
 
-def finding_of(fault: PlaceFault, patch: Patch, edit: Edit, code: str | None = None) -> Finding:
+def finding_of(fault: PlaceFault, patch: Patch, edit: Edit) -> Finding:
     """A placing fault as a finding: where it is, the nearest candidates, what to type next."""
     at = edit.at
     where = str(at) if at else f"{patch.id}/{edit.diff}"
@@ -475,7 +495,7 @@ def finding_of(fault: PlaceFault, patch: Patch, edit: Edit, code: str | None = N
         "E-PARSE": "take the file from the release again",
     }
     return Finding(
-        code or fault.code, fault.message, where, patch.id, fault.expected, fault.found,
+        fault.code, fault.message, where, patch.id, fault.expected, fault.found,
         hints.get(fault.code, ""), tuple(fault.candidates),
     )  # fmt: skip
 
@@ -519,7 +539,8 @@ def _diff_path(file: str) -> Path:
 
 
 def _summary(edit: Edit) -> str:
-    return f"{edit.verb}: {(edit.find or edit.import_ or edit.diff or str(edit.at)).strip().splitlines()[0][:60]}"
+    words = edit.find or edit.import_ or edit.diff or str(edit.at)
+    return f"{edit.verb}: {words.strip().splitlines()[0][:60]}"
 
 
 def _parses(text: str) -> bool:
@@ -548,5 +569,3 @@ def _unparsable(at: At, text: str, what: str) -> Finding:
         expected="Python that parses", found=lines[line - 1].strip()[:120] if 0 < line <= len(lines) else "",
         hint="mend the edits that meet there",
     )  # fmt: skip
-
-

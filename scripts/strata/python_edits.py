@@ -24,7 +24,7 @@ from strata.python_templates import (
     stands_alone,
 )
 from strata.python_text import indent_after_first, newline_of, tokens
-from strata.spans import RANK_BREAK, Placement, PlaceFault, Span
+from strata.spans import RANK_BREAK, PlaceFault, Placement, Span
 
 
 @dataclass
@@ -65,9 +65,7 @@ def place(source: str, edit: Edit) -> Placement:
         region = (0, len(source))
     # the place is part of the key: one edit may break several lines, or import into several functions
     spans = (replace(s, merge=f"{s.merge} @{s.start}") if s.merge else s for s in work.spans)
-    return Placement(
-        tuple(spans), region, entry.qualname if entry else MODULE, _neighbours(work), line
-    )
+    return Placement(tuple(spans), region, entry.qualname if entry else MODULE, _neighbours(work), line)
 
 
 def _neighbours(work: Work) -> str:
@@ -104,7 +102,9 @@ def _where(scope: Scope, node: ast.stmt) -> tuple[list[ast.stmt], int]:
 def _line_mates(scope: Scope, node: ast.stmt) -> tuple[ast.stmt, bool]:
     """The first statement of the block on the line of ``node``, and whether it starts that line."""
     module, (block, n) = scope.module, _where(scope, node)
-    while n and module.lines.line_of(module.end(block[n - 1])) == module.lines.line_of(module.start(block[n])):
+    while n and module.lines.line_of(module.end(block[n - 1])) == module.lines.line_of(
+        module.start(block[n])
+    ):
         n -= 1
     start = module.start(block[n])
     return block[n], not module.source[module.lines.start_of(start) : start].strip("\ufeff \t\f")
@@ -145,7 +145,9 @@ def _previous_on_line(scope: Scope, node: ast.stmt) -> bool:
 def _next_on_line(scope: Scope, node: ast.stmt) -> ast.stmt | None:
     block, n = _where(scope, node)
     lines = scope.module.lines
-    if n + 1 < len(block) and lines.line_of(scope.module.start(block[n + 1])) == lines.line_of(scope.module.end(node)):
+    if n + 1 < len(block) and lines.line_of(scope.module.start(block[n + 1])) == lines.line_of(
+        scope.module.end(node)
+    ):
         return block[n + 1]
     return None
 
@@ -172,7 +174,8 @@ def _insert_after(work: Work, node: ast.stmt, text: str, merge: str = "") -> Non
 
 
 def _after_point(work: Work, node: ast.stmt, indent: str) -> int:
-    """Where text that follows ``node`` goes: the end of its line, behind a comment; parts it from a ``;`` mate."""
+    """Where text that follows ``node`` goes: the end of its line, behind a comment; parts it from a ``;``
+    mate."""
     mate = _next_on_line(work.scope, node)
     end = work.module.end(node)
     if mate is None:
@@ -322,7 +325,11 @@ def _wrap(work: Work) -> None:
         if _previous_on_line(work.scope, first):
             _break_at(work, start, indent)
         head, tail = "\n".join(lines[: rows[0]]), "\n".join(lines[rows[0] + 1 :])
-        opening = indent_after_first(head, indent, work.newline) + work.newline + indent + margin if head else margin
+        opening = (
+            indent_after_first(head, indent, work.newline) + work.newline + indent + margin
+            if head
+            else margin
+        )
         closing = work.newline + indent + indent_after_first(tail, indent, work.newline) if tail else ""
         end = _after_point(work, last, indent)
         work.add(Span(start, start, opening, "open", indent=margin, base=indent))
@@ -393,9 +400,15 @@ def _items_of(work: Work, node: ast.expr) -> Items:
     start, end = module.span(node)
     first = module.start(work.scope.statement_of(node))
     if isinstance(node, ast.Call):
-        if len(node.args) == 1 and not node.keywords and own_span(work.scope, node.args[0]) != module.span(node.args[0]):
+        if (
+            len(node.args) == 1
+            and not node.keywords
+            and own_span(work.scope, node.args[0]) != module.span(node.args[0])
+        ):
             raise PlaceFault(
-                "E-EDIT", "the call's only argument is a bare generator: it takes no second one", line=node.lineno
+                "E-EDIT",
+                "the call's only argument is a bare generator: it takes no second one",
+                line=node.lineno,
             )
         func_end = outer_span(work.scope, node.func)[1]
         low = next(t.end for t in tokens(module.lines, first, end) if t.start >= func_end)
@@ -423,7 +436,9 @@ def _item_index(work: Work, node: ast.expr, text: str, spot: str) -> int:
     word, _, wanted = spot.partition(" ")
     if word not in ("before", "after") or not wanted.strip():
         raise PlaceFault(
-            "E-EDIT", f"'place: {spot}' is none of the places", expected="first, last, before <item>, after <item>"
+            "E-EDIT",
+            f"'place: {spot}' is none of the places",
+            expected="first, last, before <item>, after <item>",
         )
     hits = [n for n, item in enumerate(items) if _is_item(item, wanted.strip())]
     if len(hits) != 1:
@@ -454,7 +469,7 @@ def _function(work: Work, verb: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
         raise PlaceFault(
             "E-EDIT", f"'{verb}' needs 'at' to name a function", found=entry.kind if entry else "the module"
         )
-    return entry.node  # type: ignore[return-value]
+    return entry.node
 
 
 def _add_param(work: Work) -> None:
@@ -503,7 +518,10 @@ def _add_param(work: Work) -> None:
             index, positional = after_plain + star + keywords.index(name) + 1, None
         else:
             raise PlaceFault(
-                "E-EDIT", f"{node.name} has no parameter {name}", expected=", ".join(names + keywords), line=node.lineno
+                "E-EDIT",
+                f"{node.name} has no parameter {name}",
+                expected=", ".join(names + keywords),
+                line=node.lineno,
             )
     else:
         raise PlaceFault("E-EDIT", f"'place: {spec.place}' is none of the places",
@@ -511,7 +529,9 @@ def _add_param(work: Work) -> None:
     if positional is not None:
         first_default = len(plain) - len(args.defaults)
         if spec.default is None and positional > first_default:
-            raise PlaceFault("E-EDIT", f"{spec.name} follows a parameter with a default and has none", line=node.lineno)
+            raise PlaceFault(
+                "E-EDIT", f"{spec.name} follows a parameter with a default and has none", line=node.lineno
+            )
         if spec.default is not None and positional < first_default:
             raise PlaceFault("E-EDIT", f"{spec.name} has a default, but a parameter without one follows",
                              line=node.lineno)  # fmt: skip
@@ -550,7 +570,9 @@ def _decorate(work: Work) -> None:
     assert spec is not None
     if entry is None or not isinstance(entry.node, DEFINITIONS):
         raise PlaceFault(
-            "E-EDIT", "'decorate' needs 'at' to name a function or class", found=entry.kind if entry else "the module"
+            "E-EDIT",
+            "'decorate' needs 'at' to name a function or class",
+            found=entry.kind if entry else "the module",
         )
     text = "@" + spec.with_.strip().removeprefix("@").strip()
     try:
@@ -578,7 +600,11 @@ def _body(work: Work, verb: str) -> list[ast.stmt]:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _insert_at_start(work: Work, text: str, merge: str = "") -> None:
@@ -610,7 +636,7 @@ def _append(work: Work) -> None:
     if work.scope.entry and isinstance(last, ast.Return | ast.Raise) and work.scope.entry.kind == "function":
         raise PlaceFault(
             "E-EDIT",
-            f"{work.scope.entry.qualname} ends with a {type(last).__name__.lower()}: what is appended never runs",
+            f"{work.scope.entry.qualname} ends with a {type(last).__name__.lower()}: what follows never runs",
             expected="'before' with that statement as its anchor",
             found=work.module.text(last).splitlines()[0],
             line=last.lineno,

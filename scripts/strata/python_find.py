@@ -30,7 +30,12 @@ _SCAN = re.compile(
 )
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _CLAUSES = ("orelse", "handlers", "finalbody", "decorator_list")
-_CLAUSE_WORDS = {"orelse": "else", "handlers": "except", "finalbody": "finally", "decorator_list": "decorator"}
+_CLAUSE_WORDS = {
+    "orelse": "else",
+    "handlers": "except",
+    "finalbody": "finally",
+    "decorator_list": "decorator",
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ Env = Mapping[str, Capture]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern: an expression, or statements. header_only: clauses and bodies are left out of the match."""
+    """A parsed pattern: an expression, or statements. header_only: clauses and bodies are left out of the
+    match."""
 
     text: str
     expression: ast.expr | None
@@ -92,7 +98,8 @@ def scan(text: str) -> Iterator[re.Match[str]]:
 
 
 def encode(text: str, many: Mapping[str, str] | None = None) -> str:
-    """``text`` with captures as identifiers, so that Python parses it. many: prefix (``*``) per list capture."""
+    """``text`` with captures as identifiers, so that Python parses it. many: prefix (``*``) per list
+    capture."""
 
     def put(m: re.Match[str]) -> str:
         if m["many"]:
@@ -103,7 +110,8 @@ def encode(text: str, many: Mapping[str, str] | None = None) -> str:
 
 
 def parse_with_captures(text: str, what: str) -> list[ast.stmt]:
-    """Statements of a pattern or template. PlaceFault E-EDIT where it isn't Python whatever lists stand for."""
+    """Statements of a pattern or template. PlaceFault E-EDIT where it isn't Python whatever lists stand
+    for."""
     names = list(dict.fromkeys(m["many"] for m in scan(text) if m["many"]))
     first: SyntaxError | None = None
     for stars in itertools.product(("", "*", "**"), repeat=len(names)) if len(names) <= 5 else [()]:
@@ -117,7 +125,7 @@ def parse_with_captures(text: str, what: str) -> list[ast.stmt]:
     raise PlaceFault(
         "E-EDIT",
         f"{what} is not Python: {first.msg}",
-        expected="one expression, one statement, or consecutive statements (a whole compound statement with its body)",
+        expected="one expression, one statement, or consecutive statements, compound ones with their bodies",
         found=text.strip(),
     )
 
@@ -142,7 +150,9 @@ def parse_pattern(text: str, what: str, header: bool = False) -> Pattern:
         return Pattern(text, only.value, ())
     if len(body) > 1 and (_many_name(body[0]) or _many_name(body[-1])):
         raise PlaceFault(
-            "E-EDIT", f"{what} starts or ends with a list capture, which matches nothing there", found=text.strip()
+            "E-EDIT",
+            f"{what} starts or ends with a list capture, which matches nothing there",
+            found=text.strip(),
         )
     return Pattern(text, None, tuple(body), header_only)
 
@@ -152,7 +162,8 @@ def parse_pattern(text: str, what: str, header: bool = False) -> Pattern:
 
 @dataclass
 class Matcher:
-    """Compares pattern nodes with code nodes. partial: clauses that a compound pattern failed to account for."""
+    """Compares pattern nodes with code nodes. partial: clauses that a compound pattern failed to account
+    for."""
 
     partial: list[tuple[ast.AST, str]] = field(default_factory=list)
 
@@ -165,7 +176,9 @@ class Matcher:
             return None
         return self._fields(pattern, node, env, skip=("body", *_CLAUSES))
 
-    def prefix(self, patterns: Sequence[ast.stmt], nodes: Sequence[ast.stmt], env: Env) -> tuple[Env, int] | None:
+    def prefix(
+        self, patterns: Sequence[ast.stmt], nodes: Sequence[ast.stmt], env: Env
+    ) -> tuple[Env, int] | None:
         """Match all patterns against the first statements of ``nodes``; how many they took."""
         if not patterns:
             return env, 0
@@ -191,7 +204,7 @@ class Matcher:
         if isinstance(p, ast.Name) and p.id.startswith(MANY):
             raise PlaceFault(
                 "E-EDIT",
-                f"$$${p.id[len(MANY):]} stands for a list, but is used where one expression belongs",
+                f"$$${p.id[len(MANY) :]} stands for a list, but is used where one expression belongs",
                 expected="arguments, elements, parameters or a block",
             )
         if type(p) is not type(n):
@@ -220,7 +233,9 @@ class Matcher:
     def _fields(self, p: ast.AST, n: ast.AST, env: Env, skip: Sequence[str] = ()) -> Env | None:
         new: Env | None = env
         names = [f for f in p._fields if f not in _IGNORED and f not in skip]
-        clauses = [f for f in names if f in _CLAUSES and isinstance(getattr(p, f), list)]  # IfExp has an orelse too
+        clauses = [
+            f for f in names if f in _CLAUSES and isinstance(getattr(p, f), list)
+        ]  # IfExp has an orelse too
         for name in [f for f in names if f not in clauses]:
             left, right = getattr(p, name, None), getattr(n, name, None)
             new = self._all(((left, right),), new)
@@ -278,7 +293,8 @@ class Matcher:
 
 
 def arguments(node: Any) -> list[ast.AST]:
-    """Arguments and keywords of a call, or bases and keywords of a class, in the order in which they are written."""
+    """Arguments and keywords of a call, or bases and keywords of a class, in the order in which they are
+    written."""
     plain = node.args if isinstance(node, ast.Call) else node.bases
     return sorted([*plain, *node.keywords], key=lambda a: (a.lineno, a.col_offset))
 
@@ -317,7 +333,8 @@ def _same(a: Capture, b: Capture) -> bool:
 
 
 def _core(item: Any) -> Any:
-    """The name inside whatever syntax a capture needs around itself (``*X``, ``**X``, an expression statement)."""
+    """The name inside whatever syntax a capture needs around itself (``*X``, ``**X``, an expression
+    statement)."""
     if isinstance(item, Pair):
         return item.value if item.key is None else None
     if isinstance(item, Param):
@@ -361,7 +378,8 @@ class Block:
 
 
 class Scope:
-    """The nodes in which an edit of one symbol may find its anchor; nested definitions count as one statement.
+    """The nodes in which an edit of one symbol may find its anchor; nested definitions count as one
+    statement.
 
     entry: the symbol, None for the top-level statements.
     """
@@ -378,7 +396,10 @@ class Scope:
             self._block(module.tree.body, None, "body")
         else:
             around = Block(entry.block, entry.owner.node if entry.owner else None, "body")
-            self.place[id(entry.node)] = (around, next(i for i, s in enumerate(entry.block) if s is entry.node))
+            self.place[id(entry.node)] = (
+                around,
+                next(i for i, s in enumerate(entry.block) if s is entry.node),
+            )
             self._visit(entry.node, is_root=True)
 
     def _block(self, statements: list[ast.stmt], owner: ast.AST | None, name: str) -> None:
@@ -428,7 +449,9 @@ class Scope:
     def is_elif(self, node: ast.stmt) -> bool:
         if not isinstance(node, ast.If) or id(node) not in self.parent:
             return False
-        return self.parent[id(node)][1] == "orelse" and self.module.source.startswith("elif", self.module.start(node))
+        return self.parent[id(node)][1] == "orelse" and self.module.source.startswith(
+            "elif", self.module.start(node)
+        )
 
     def all_statements(self) -> list[ast.stmt]:
         own = [self.entry.node] if self.entry else []
@@ -444,10 +467,13 @@ def scope_of(module: PyModule, symbol: str | None) -> Scope:
 
 
 def find(scope: Scope, edit: Edit) -> list[Match]:
-    """Every place of ``edit.find``, narrowed and counted; PlaceFault E-CONFLICT, E-AMBIGUOUS, E-PARTIAL, E-EDIT."""
+    """Every place of ``edit.find``, narrowed and counted; PlaceFault E-CONFLICT, E-AMBIGUOUS, E-PARTIAL,
+    E-EDIT."""
     assert edit.find is not None
     if edit.between is not None:
-        raise PlaceFault("E-EDIT", "'between' is for files without a syntax tree; in Python name the symbol in 'at'")
+        raise PlaceFault(
+            "E-EDIT", "'between' is for files without a syntax tree; in Python name the symbol in 'at'"
+        )
     if edit.nth is not None and edit.count != 1:
         raise PlaceFault("E-EDIT", "'nth' picks one match; it cannot go with a 'count'")
     pattern = parse_pattern(edit.find, "the pattern of 'find'")
@@ -462,7 +488,9 @@ def find(scope: Scope, edit: Edit) -> list[Match]:
         narrowed = [m for m in (_narrow_next(scope, beside, m) for m in narrowed) if m]
     if edit.nth is not None:
         if edit.nth > len(narrowed):
-            raise _wrong_count(scope, edit, narrowed, found, f"at least {edit.nth} matches (nth: {edit.nth})", matcher)
+            raise _wrong_count(
+                scope, edit, narrowed, found, f"at least {edit.nth} matches (nth: {edit.nth})", matcher
+            )
         return [narrowed[edit.nth - 1]]
     if len(narrowed) != edit.count:
         want = f"{edit.count} match" + ("es" if edit.count != 1 else "")
@@ -483,7 +511,9 @@ def _candidates(scope: Scope, pattern: Pattern, matcher: Matcher) -> list[Match]
     own = [([scope.entry.node], [0])] if scope.entry else []
     for statements, starts in [*own, *((b.statements, range(len(b.statements))) for b in scope.blocks)]:
         for n in starts:
-            if type(statements[n]) is not type(pattern.statements[0]) and not _placeholder(pattern.statements[0]):
+            if type(statements[n]) is not type(pattern.statements[0]) and not _placeholder(
+                pattern.statements[0]
+            ):
                 continue
             if scope.is_elif(statements[n]):
                 continue
@@ -512,7 +542,11 @@ def _narrow_next(scope: Scope, pattern: Pattern, match: Match) -> Match | None:
             continue
         if pattern.expression is not None:
             for inner in ast.walk(beside[0]):
-                env = Matcher()._node(pattern.expression, inner, match.env) if isinstance(inner, ast.expr) else None
+                env = (
+                    Matcher()._node(pattern.expression, inner, match.env)
+                    if isinstance(inner, ast.expr)
+                    else None
+                )
                 if env is not None:
                     return Match(match.nodes, env)
             continue
@@ -555,7 +589,9 @@ def _wrong_count(
             f"the anchor matches {len(narrowed)} times in {where}",
             expected=f"{want} of: {edit.find.strip()}",
             found="lines " + ", ".join(map(str, lines)),
-            candidates=[f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(lines, narrowed, strict=True)],
+            candidates=[
+                f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(lines, narrowed, strict=True)
+            ],
             line=lines[0],
         )
     if found:
@@ -566,7 +602,9 @@ def _wrong_count(
             f"the anchor is in {where}, but not where {narrowing} asks for it",
             expected=f"{want} of: {edit.find.strip()}",
             found="lines " + ", ".join(map(str, at)) + f", none of them so narrowed by {narrowing}",
-            candidates=[f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(at, found, strict=True)],
+            candidates=[
+                f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(at, found, strict=True)
+            ],
             line=at[0],
         )
     if matcher.partial:
@@ -623,7 +661,9 @@ def _nearest(scope: Scope, text: str) -> list[str]:
             score = difflib.SequenceMatcher(None, wanted, code, autojunk=False).ratio()
             ranked.append((score, scope.module.lines.line_of(scope.module.start(node)), node))
     ranked.sort(key=lambda r: (-r[0], r[1]))
-    return [f"line {line}: {_first_line(scope.module, node)}" for score, line, node in ranked[:3] if score > 0.4]
+    return [
+        f"line {line}: {_first_line(scope.module, node)}" for score, line, node in ranked[:3] if score > 0.4
+    ]
 
 
 def _first_line(module: PyModule, node: ast.AST) -> str:

@@ -108,9 +108,11 @@ def _present(module: PyModule, node: Import, alias: ast.alias) -> bool:
     for other in module.tree.body:
         if type(other) is not type(node):
             continue
-        if isinstance(other, ast.ImportFrom) and isinstance(node, ast.ImportFrom):
-            if (other.module, other.level) != (node.module, node.level):
-                continue
+        if (getattr(other, "module", ""), getattr(other, "level", 0)) != (
+            getattr(node, "module", ""),
+            getattr(node, "level", 0),
+        ):
+            continue
         if isinstance(other, ast.Import | ast.ImportFrom) and any(
             (a.name, a.asname or a.name) == (alias.name, alias.asname or alias.name) for a in other.names
         ):
@@ -122,18 +124,19 @@ def _check_free(module: PyModule, node: Import, alias: ast.alias) -> None:
     name, target = next(iter(bindings(_with_names(node, [alias])).items()))
     for other, line, what in top_bindings(module):
         if other == name and what != target:
+            start = module.lines.starts[line - 1]
             raise PlaceFault(
                 "E-EDIT",
                 f"the name {name} is bound already, on line {line}",
                 expected="a free name; import it with 'as'",
-                found=module.source[module.lines.starts[line - 1] : module.lines.end_of(module.lines.starts[line - 1])]
-                .strip()[:120],
+                found=module.source[start : module.lines.end_of(start)].strip()[:120],
                 line=line,
-            )  # fmt: skip
+            )
 
 
 def top_bindings(module: PyModule) -> Iterator[tuple[str, int, str]]:
-    """(name, line, what) of every binding at module level, conditional ones included; what is "" but for imports."""
+    """(name, line, what) of every binding at module level, conditional ones included; what is "" but for
+    imports."""
     todo: list[ast.AST] = list(module.tree.body)
     while todo:
         node = todo.pop(0)
@@ -181,9 +184,12 @@ def _same_module(run: list[Import], node: Import) -> ast.ImportFrom | None:
     if not isinstance(node, ast.ImportFrom):
         return None
     for other in run:
-        if isinstance(other, ast.ImportFrom) and (other.module, other.level) == (node.module, node.level):
-            if other.names[0].name != "*":
-                return other
+        if (
+            isinstance(other, ast.ImportFrom)
+            and (other.module, other.level) == (node.module, node.level)
+            and other.names[0].name != "*"
+        ):
+            return other
     return None
 
 
@@ -199,5 +205,14 @@ def _merge(work: Work, home: ast.ImportFrom, alias: ast.alias) -> None:
     group = items_between(module, start, low, high, closed=bracketed)
     text = alias.name + (f" as {alias.asname}" if alias.asname else "")
     for span in insert_item(module, group, len(group.items), text):
-        work.add(Span(span.start, span.end, span.text, "insert", merge=span.merge or f"import {text}", rank=span.rank))
+        work.add(
+            Span(
+                span.start,
+                span.end,
+                span.text,
+                "insert",
+                merge=span.merge or f"import {text}",
+                rank=span.rank,
+            )
+        )
     work.anchors.append(home)

@@ -15,8 +15,8 @@ _OPEN, _CLOSE = "([{", ")]}"
 class Items:
     """The comma-separated items between two brackets.
 
-    items: (start, end) of each; comma: end of the comma after the last one, or None; low, high: offsets just inside
-    the brackets; closed: False for a tuple without parentheses, whose end is its last item's.
+    items: (start, end) of each; comma: end of the comma after the last one, or None; low, high: offsets
+    just inside the brackets; closed: False for a tuple without parentheses, whose end is its last item's.
     """
 
     items: tuple[tuple[int, int], ...]
@@ -27,7 +27,8 @@ class Items:
 
 
 def items_between(module: PyModule, statement_start: int, low: int, high: int, closed: bool = True) -> Items:
-    """Split at the commas of the outermost level. ``statement_start`` stands on the statement's first line."""
+    """Split at the commas of the outermost level. ``statement_start`` stands on the statement's first
+    line."""
     found: list[tuple[int, int]] = []
     depth = lambdas = 0
     begin = end = comma = -1
@@ -77,7 +78,10 @@ def insert_item(module: PyModule, group: Items, index: int, text: str) -> list[S
     if group.comma is not None:
         return [Span(at, at, fresh, "insert", rank=RANK_ITEM)]
     # a comment may stand behind the last item: the comma goes before it, the new line after it
-    return [Span(end, end, ",", "insert", merge="comma", rank=RANK_ITEM - 1), Span(at, at, fresh, "insert", rank=RANK_ITEM)]
+    return [
+        Span(end, end, ",", "insert", merge="comma", rank=RANK_ITEM - 1),
+        Span(at, at, fresh, "insert", rank=RANK_ITEM),
+    ]
 
 
 def _starts_line(module: PyModule, offset: int) -> bool:

@@ -102,7 +102,8 @@ class PyModule:
         return found
 
     def find(self, symbol: str) -> Entry:
-        """The entry of a name as written in ``at``; E-SYMBOL-GONE or E-AMBIGUOUS with the names to choose from."""
+        """The entry of a name as written in ``at``; E-SYMBOL-GONE or E-AMBIGUOUS with the names to choose
+        from."""
         wanted = _plain(symbol)
         exact = self.by_name.get(wanted)
         if exact is not None:
@@ -131,7 +132,11 @@ class PyModule:
     def near(self, symbol: str) -> list[str]:
         """Up to five symbols with a similar name: the same last name elsewhere first."""
         last = re.split(r"\.", symbol)[-1].partition("#")[0]
-        same = [e.qualname for e in self.entries if _plain(e.qualname).rpartition(".")[2].partition("#")[0] == last]
+        same = [
+            e.qualname
+            for e in self.entries
+            if _plain(e.qualname).rpartition(".")[2].partition("#")[0] == last
+        ]
         close = difflib.get_close_matches(symbol, [e.qualname for e in self.entries], n=5, cutoff=0.6)
         return list(dict.fromkeys([*same, *close]))[:5]
 
@@ -192,7 +197,11 @@ def _describe(entry: Entry) -> str:
 
 
 def _walk(
-    body: Sequence[ast.stmt], owner: Entry | None, prefix: str, condition: tuple[str, ...], tests: tuple[ast.AST, ...]
+    body: Sequence[ast.stmt],
+    owner: Entry | None,
+    prefix: str,
+    condition: tuple[str, ...],
+    tests: tuple[ast.AST, ...],
 ) -> Iterator[Entry]:
     """Entries with names not yet numbered, depth first. Assignments only outside functions."""
     block = body if isinstance(body, list) else list(body)
@@ -241,7 +250,8 @@ _Branch = tuple[list[ast.stmt], tuple[str, ...], tuple[ast.AST, ...]]
 
 
 def _branches(node: ast.stmt) -> Iterator[_Branch]:
-    """The blocks of a compound statement, each with the condition under which it runs, as text and as nodes."""
+    """The blocks of a compound statement, each with the condition under which it runs, as text and as
+    nodes."""
     if isinstance(node, ast.If):
         test = ast.unparse(node.test)
         yield node.body, (f"if {test}",), (node.test,)
@@ -264,11 +274,16 @@ def _branches(node: ast.stmt) -> Iterator[_Branch]:
             yield node.orelse, (f"else of {word}",), (ast.Name("else", ast.Load()),)
     elif isinstance(node, ast.Match):
         for case in node.cases:
-            yield case.body, (f"case {ast.unparse(case.pattern)}",), (ast.Name("case", ast.Load()), case.pattern)
+            yield (
+                case.body,
+                (f"case {ast.unparse(case.pattern)}",),
+                (ast.Name("case", ast.Load()), case.pattern),
+            )
 
 
 def _number(entries: list[Entry]) -> list[Entry]:
-    """Give every name used more than once in its owner ``#1``, ``#2``, … in order, and its children that prefix."""
+    """Give every name used more than once in its owner ``#1``, ``#2``, … in order, and its children that
+    prefix."""
     total: dict[tuple[int, str], int] = {}
     for entry in entries:
         key = (id(entry.owner), entry.qualname)

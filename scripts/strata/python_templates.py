@@ -1,8 +1,10 @@
-"""Templates of verbs: captures put in as original source text, with parentheses and indentation as they need."""
+"""Templates of verbs: captures put in as original source text, with parentheses and indentation as they
+need."""
 
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 import warnings
 from dataclasses import dataclass
@@ -13,13 +15,10 @@ from strata.python_text import dedent, split_lines, string_rows, tokens
 from strata.spans import PlaceFault
 
 _OPERANDS_END = re.compile(r"[\w\"'\])}]$")
-_WORDS_BEFORE_PARENTHESES = frozenset(
-    "and as assert await del elif else except for from if import in is lambda not or raise return while with yield"
-    " match case".split()
-)
+_WORDS_BEFORE_PARENTHESES = frozenset({*keyword.kwlist, "match", "case"})
 _LOOSE: tuple[type[ast.expr], ...] = (
-    ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.Lambda, ast.IfExp, ast.NamedExpr, ast.Await, ast.Yield,
-    ast.YieldFrom,
+    ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.Lambda, ast.IfExp, ast.NamedExpr, ast.Await,
+    ast.Yield, ast.YieldFrom,
 )  # fmt: skip
 # where an expression of any precedence stands free, by the type of its parent and its field
 _FREE = frozenset({
@@ -30,8 +29,8 @@ _FREE = frozenset({
     (ast.Dict, "values"), (ast.Subscript, "slice"),
 })  # fmt: skip
 _FREE_TUPLE = frozenset({
-    (ast.Expr, "value"), (ast.Assign, "value"), (ast.AugAssign, "value"), (ast.Return, "value"), (ast.For, "iter"),
-    (ast.Subscript, "slice"), (ast.Assign, "targets"), (ast.For, "target"),
+    (ast.Expr, "value"), (ast.Assign, "value"), (ast.AugAssign, "value"), (ast.Return, "value"),
+    (ast.For, "iter"), (ast.Subscript, "slice"), (ast.Assign, "targets"), (ast.For, "target"),
 })  # fmt: skip
 _FREE_WALRUS = frozenset({(ast.If, "test"), (ast.While, "test"), (ast.Call, "args")})
 _FREE_YIELD = frozenset({(ast.Expr, "value"), (ast.Assign, "value"), (ast.AugAssign, "value")})
@@ -58,11 +57,16 @@ class Rendered:
 
 
 def needs_parentheses(node: ast.AST, bare: bool, parent: ast.AST | None, field: str) -> bool:
-    """Whether ``node`` needs them to stand as ``field`` of ``parent``. bare: a tuple is written without its own."""
+    """Whether ``node`` needs them to stand as ``field`` of ``parent``. bare: a tuple is written without its
+    own."""
     place = (type(parent), field)
     if isinstance(node, ast.Tuple) and bare:
         return place not in _FREE_TUPLE
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and isinstance(parent, ast.Attribute):
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, int | float)
+        and isinstance(parent, ast.Attribute)
+    ):
         return True
     if not isinstance(node, _LOOSE):
         return False
@@ -124,10 +128,15 @@ def outer_span(scope: Scope, node: ast.expr) -> tuple[int, int]:
 
 
 def own_span(scope: Scope, node: ast.expr) -> tuple[int, int]:
-    """The span of an expression alone; that of a generator as the only argument leaves the call's parentheses."""
+    """The span of an expression alone; that of a generator as the only argument leaves the call's
+    parentheses."""
     start, end = scope.module.span(node)
     parent = scope.parent.get(id(node), (None, ""))[0]
-    if isinstance(node, ast.GeneratorExp) and isinstance(parent, ast.Call) and end == scope.module.end(parent):
+    if (
+        isinstance(node, ast.GeneratorExp)
+        and isinstance(parent, ast.Call)
+        and end == scope.module.end(parent)
+    ):
         return start + 1, end - 1
     return start, end
 
@@ -182,7 +191,10 @@ def render(scope: Scope, template: str, env: Env, what: str, extra: dict[str, st
         begin, end = m.span()
         line_start = source.rfind("\n", 0, begin) + 1
         line_end = source.find("\n", end)
-        alone = not source[line_start:begin].strip() and not source[end : len(source) if line_end < 0 else line_end].strip()
+        alone = (
+            not source[line_start:begin].strip()
+            and not source[end : len(source) if line_end < 0 else line_end].strip()
+        )
         margin = re.match(r"[ \t]*", source[line_start:]).group()  # type: ignore[union-attr]
         text = _capture_text(scope, capture, contexts.get(k, (None, "")), alone)
         if capture.kind == "list" and not capture.items and not alone:
@@ -262,7 +274,8 @@ def _block_text(scope: Scope, first: ast.stmt, last: ast.stmt) -> str:
 
 
 def _flush(text: str, base: str, whole: bool = False) -> str:
-    """``text`` with ``base`` taken from the start of its further lines, those inside string tokens left alone."""
+    """``text`` with ``base`` taken from the start of its further lines, those inside string tokens left
+    alone."""
     lines = split_lines(text)
     if len(lines) == 1:
         return text
@@ -283,7 +296,9 @@ def _shift(text: str, margin: str) -> str:
     except SyntaxError:
         kept = string_rows(text)
     lines = text.split("\n")
-    return "\n".join([lines[0], *(s if n in kept or not s else margin + s for n, s in enumerate(lines[1:], 1))])
+    return "\n".join(
+        [lines[0], *(s if n in kept or not s else margin + s for n, s in enumerate(lines[1:], 1))]
+    )
 
 
 def _without_comma(source: str, begin: int, end: int, floor: int) -> tuple[int, int]:

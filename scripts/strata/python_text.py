@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_QUIET = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 _FSTRING_START = getattr(token_types, "FSTRING_START", -1)
 _FSTRING_END = getattr(token_types, "FSTRING_END", -1)
 
@@ -27,7 +34,8 @@ class Token:
 
 
 class Lines:
-    """The lines of a text as Python counts them (``\\n``, ``\\r\\n`` and ``\\r`` end one; form feeds don't)."""
+    """The lines of a text as Python counts them (``\\n``, ``\\r\\n`` and ``\\r`` end one; form feeds
+    don't)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -78,7 +86,8 @@ def newline_of(text: str) -> str:
 def tokens(lines: Lines, start: int, end: int) -> Iterator[Token]:
     """Tokens between two offsets that start and end whole tokens; comments and line ends are left out.
 
-    ``start`` must stand on the line where a logical line starts. Raises SyntaxError where the text has no tokens.
+    ``start`` must stand on the line where a logical line starts. Raises SyntaxError where the text has no
+    tokens.
     """
     first = lines.line_of(start)
     base = lines.starts[first - 1]
@@ -133,7 +142,8 @@ def split_lines(text: str) -> list[str]:
 
 
 def dedent(text: str) -> str:
-    """``text`` with common leading white space, blank first and last lines removed; string tokens kept; ``\\n`` ends.
+    """``text`` with common leading white space, blank first and last lines removed; string tokens kept;
+    ``\\n`` ends.
 
     Raises SyntaxError where the text has no tokens.
     """
@@ -155,9 +165,12 @@ def dedent(text: str) -> str:
 
 
 def indent_after_first(text: str, indent: str, newline: str = "\n") -> str:
-    """Put ``indent`` before every line but the first; not before blank lines nor lines inside string tokens."""
+    """Put ``indent`` before every line but the first; not before blank lines nor lines inside string
+    tokens."""
     kept = string_rows(text)
     lines = split_lines(text)
     out = [lines[0]]
-    out += [line if row in kept or not line.strip() else indent + line for row, line in enumerate(lines[1:], 1)]
+    out += [
+        line if row in kept or not line.strip() else indent + line for row, line in enumerate(lines[1:], 1)
+    ]
     return newline.join(out)

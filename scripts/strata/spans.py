@@ -20,14 +20,15 @@ FaultCode = Literal["E-SYMBOL-GONE", "E-CONFLICT", "E-AMBIGUOUS", "E-PARTIAL", "
 class Span:
     """One change of the pristine source: the text between ``start`` and ``end`` becomes ``text``.
 
-    op: ``replace`` (start < end; an empty text deletes), ``insert`` (start == end), or the pair ``open``/``close``
-    of a wrap (start == end both) that stand at the start of the first wrapped statement and at the end of the last
-    one's line. indent, base: what a wrap puts into each wrapped line after the first, behind ``base`` where the line
-    starts so (lines inside string tokens excepted).
+    op: ``replace`` (start < end; an empty text deletes), ``insert`` (start == end), or the pair
+    ``open``/``close`` of a wrap (start == end both) that stand at the start of the first wrapped statement
+    and at the end of the last one's line. indent, base: what a wrap puts into each wrapped line after the
+    first, behind ``base`` where the line starts so (lines inside string tokens excepted).
     merge: spans of the same place, text and merge key count once (identical imports of two patches).
-    rank: order of insertions at one point before series order counts; negative for text that follows a statement
-    (minus its depth, so that an inner block's comes first), positive for a decorator.
-    joint: text between two neighbouring insertions at one point that carry the same joint (items of an empty list).
+    rank: order of insertions at one point before series order counts; negative for text that follows a
+    statement (minus its depth, so that an inner block's comes first), positive for a decorator.
+    joint: text between two neighbouring insertions at one point that carry the same joint (items of an
+    empty list).
     """
 
     start: int
@@ -43,10 +44,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A named piece of a file. kind: ``function``, ``class``, ``assignment``, ``module``, or a token language's.
+    """A named piece of a file. kind: ``function``, ``class``, ``assignment``, ``module``, or a token
+    language's.
 
-    start, end: character offsets of the whole definition (decorators included); line: 1-based line of its name;
-    condition: the tests it stands under (``if TYPE_CHECKING``), empty where it is unconditional.
+    start, end: character offsets of the whole definition (decorators included); line: 1-based line of its
+    name; condition: the tests it stands under (``if TYPE_CHECKING``), empty where it is unconditional.
     """
 
     qualname: str
@@ -61,9 +63,9 @@ class Symbol:
 class Placement:
     """Where one edit lands in one file.
 
-    region: (start, end) of the edited symbol; symbol: its qualified name, ``<module>`` for top-level statements,
-    ``""`` for a whole token file; neighbours: fingerprint of the anchor's statement with its direct siblings (tells
-    a near change from a far one); line: 1-based line of the anchor.
+    region: (start, end) of the edited symbol; symbol: its qualified name, ``<module>`` for top-level
+    statements, ``""`` for a whole token file; neighbours: fingerprint of the anchor's statement with its
+    direct siblings (tells a near change from a far one); line: 1-based line of the anchor.
     """
 
     spans: tuple[Span, ...]

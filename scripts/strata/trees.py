@@ -10,7 +10,7 @@ from strata.errors import Finding, StrataError
 
 # tree -> its Python package, which tells a source tree from a directory of the same name
 PACKAGES = {"vllm-ascend": "vllm_ascend", "vllm": "vllm"}
-_SKIPPED_DIRECTORIES = {"__pycache__", ".git", "build", ".strata", "node_modules"}
+_SKIPPED_DIRECTORIES = {"__pycache__", ".git", ".strata", "node_modules"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Trees:
 
     @classmethod
     def at(cls, directory: Path) -> Trees:
-        """The trees below ``directory``, which holds ``vllm-ascend/`` and ``vllm/``. E-TREE where it does not."""
+        """The trees below ``directory``, which holds ``vllm-ascend/`` and ``vllm/``. E-TREE where it does
+        not."""
         faults = [
             Finding(
                 "E-TREE",
@@ -47,7 +48,8 @@ class Trees:
         return self.roots[tree] / file
 
     def read(self, tree: str, file: str) -> str | None:
-        """The file as text with its newlines as they are; None where there is no such file, E-READ for bad UTF-8."""
+        """The file as text with its newlines as they are; None where there is no such file, E-READ for bad
+        UTF-8."""
         path = self.path(tree, file)
         try:
             return path.read_bytes().decode("utf-8")
@@ -61,12 +63,14 @@ class Trees:
                     where=f"{'' if tree == 'vllm-ascend' else tree + '::'}{file}: byte {error.start}",
                     expected="UTF-8 text",
                     found=f"byte 0x{error.object[error.start]:02x}",
-                    hint="take the file from the release again: it is damaged, or not what the patch was written for",
+                    hint="take the file from the release again: it is damaged",
                 )
             ) from error
         except OSError as error:
             raise StrataError(
-                Finding("E-READ", "the file cannot be read", where=str(path), found=error.strerror or str(error))
+                Finding(
+                    "E-READ", "the file cannot be read", where=str(path), found=error.strerror or str(error)
+                )
             ) from error
 
     def files(self, tree: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:
@@ -75,5 +79,7 @@ class Trees:
         found: list[str] = []
         for directory, names, files in os.walk(root):
             names[:] = [n for n in names if n not in _SKIPPED_DIRECTORIES and not n.endswith(".egg-info")]
-            found += [(Path(directory) / f).relative_to(root).as_posix() for f in files if f.endswith(suffixes)]
+            found += [
+                (Path(directory) / f).relative_to(root).as_posix() for f in files if f.endswith(suffixes)
+            ]
         return sorted(found)

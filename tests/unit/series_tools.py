@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from strata.languages import language_of
 from strata.model import Edit
 from strata.plan import Plan, plan_series
 from strata.series import Series, load_series
-from strata.spans import Placement, PlaceFault
+from strata.spans import PlaceFault, Placement
 from strata.trees import Trees
 
 VERSION = "0.23.0"
@@ -58,7 +57,8 @@ def code(text: str) -> str:
 
 
 def make_trees(directory: Path, files: dict[str, str]) -> Trees:
-    """Trees with these files; ``vllm::path`` goes to the vllm tree. Both packages' ``__init__.py`` are added."""
+    """Trees with these files; ``vllm::path`` goes to the vllm tree. Both packages' ``__init__.py`` are
+    added."""
     todo = {"vllm_ascend/__init__.py": "", "vllm::vllm/__init__.py": "", **files}
     for name, text in todo.items():
         tree, _, file = name.rpartition("::")
@@ -90,9 +90,13 @@ def make_series(root: Path, patches: dict[str, dict[str, Any]]) -> Series:
     return load_series(root)
 
 
-def make_plan(tmp_path: Path, files: dict[str, str], patches: dict[str, dict[str, Any]], **options: Any) -> Plan:
+def make_plan(
+    tmp_path: Path, files: dict[str, str], patches: dict[str, dict[str, Any]], **options: Any
+) -> Plan:
     trees = make_trees(tmp_path / "trees", files)
-    return plan_series(make_series(tmp_path / "root", patches), trees, options.pop("version", VERSION), **options)
+    return plan_series(
+        make_series(tmp_path / "root", patches), trees, options.pop("version", VERSION), **options
+    )
 
 
 def codes(plan: Plan) -> list[str]:

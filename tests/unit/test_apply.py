@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from series_tools import VERSION, make_series, make_trees
-
 from strata import apply
 from strata.apply import already_applied, compile_check, revert, unfinished, write
 from strata.errors import StrataError
@@ -34,7 +33,10 @@ PATCHES: dict[str, dict[str, Any]] = {
         ],
         "files": {"vllm_ascend/strata/deep/n.py": "N = 1\n", "vllm_ascend/strata/__init__.py": ""},
     },
-    "q": {"edits": [{"at": "vllm_ascend/b.py::X", "add_item": {"value": "2"}}], "files": {"vllm/z.py": "Z = 1\n"}},
+    "q": {
+        "edits": [{"at": "vllm_ascend/b.py::X", "add_item": {"value": "2"}}],
+        "files": {"vllm/z.py": "Z = 1\n"},
+    },
 }
 State = dict[str, tuple[bytes, int]]
 
@@ -85,7 +87,8 @@ def code_of(call: Callable[[], object]) -> str:
 
 
 class Failing(apply.Disk):
-    """Fails the n-th operation (from 1): ``fail`` raises or ends the process; a write first puts half its data."""
+    """Fails the n-th operation (from 1): ``fail`` raises or ends the process; a write first puts half its
+    data."""
 
     def __init__(self, n: int, fail: Callable[[Path], None], forever: bool = False) -> None:
         self.left, self.fail, self.forever = n, fail, forever
@@ -285,7 +288,9 @@ def test_killed_at_any_operation_the_next_run_finds_all_or_nothing(
     assert halves > len(case.plan.files)  # the journal was put to use
 
 
-def test_killed_while_recovering_the_run_after_that_recovers(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_recovering_the_run_after_that_recovers(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     total = operations(case, monkeypatch, lambda: write(case.plan, case.trees))
     revert(case.trees)
     for first in range(total // 2, total + 1, 3):
@@ -330,7 +335,9 @@ def test_a_disk_that_stays_full_is_told_and_mended_by_the_next_run(
         assert case.state() == case.before, f"operation {n}"
 
 
-def test_an_interrupt_is_passed_on_with_the_trees_as_they_were(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_passed_on_with_the_trees_as_they_were(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 

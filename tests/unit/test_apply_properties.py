@@ -1,9 +1,9 @@
-"""Properties: what lands is what an independent transformation gives; a mutated input lands whole or not at all."""
+"""Properties: what lands is what an independent transformation gives; a mutated input lands whole or not at
+all."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import io
 import os
 import shutil
@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from series_tools import VERSION, changed, edit, fault, make_series, make_trees
-
 from strata import cli
 from strata.apply import STATE, already_applied, write
 from strata.errors import StrataError
@@ -29,7 +28,9 @@ from strata.trees import Trees
 
 NAMES = st.sampled_from(["a", "b", "cc", "f", "g"])
 ATOMS = st.one_of(
-    NAMES, st.integers(0, 9).map(str), st.sampled_from(["'s'", '"s"', "'''t\n  u'''", "b'x'", "f'{a}'", "'☃'", "None", "(a)"])
+    NAMES,
+    st.integers(0, 9).map(str),
+    st.sampled_from(["'s'", '"s"', "'''t\n  u'''", "b'x'", "f'{a}'", "'☃'", "None", "(a)"]),
 )
 
 
@@ -55,7 +56,11 @@ def expressions(draw: Any, depth: int = 3) -> str:
         return f"{name}({glue.join(items)}{comma})"
     if kind == 5:
         operator = draw(st.sampled_from(["+", "*", "**", "and", "<", "==", "or", "%"]))
-        return f"({draw(inner)}) {operator} ({draw(inner)})" if draw(st.booleans()) else f"{draw(ATOMS)} {operator} {draw(ATOMS)}"
+        return (
+            f"({draw(inner)}) {operator} ({draw(inner)})"
+            if draw(st.booleans())
+            else f"{draw(ATOMS)} {operator} {draw(ATOMS)}"
+        )
     if kind == 6:
         return f"[{', '.join(draw(st.lists(inner, max_size=3)))}]"
     if kind == 7:
@@ -118,7 +123,7 @@ def calls(tree: ast.AST, name: str) -> list[ast.Call]:
     inside = {id(n) for j in ast.walk(tree) if isinstance(j, ast.JoinedStr) for n in ast.walk(j)}
     return [
         n for n in ast.walk(tree)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name and id(n) not in inside
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name and id(n) not in inside  # noqa: E501
         and n.args and not isinstance(n.args[0], ast.Starred)
     ]  # fmt: skip
 
@@ -147,30 +152,32 @@ def call(name: str, *args: ast.expr, keywords: list[ast.keyword] | None = None) 
 
 
 @RELAXED
-@given(modules(), st.sampled_from(["h($X, $$$REST)", "h($$$REST)", "-$X", "$X ** 2 + h($$$REST)", "h(*[$X], $$$REST).m"]))
+@given(
+    modules(),
+    st.sampled_from(["h($X, $$$REST)", "h($$$REST)", "-$X", "$X ** 2 + h($$$REST)", "h(*[$X], $$$REST).m"]),
+)
 def test_replace_is_the_transformation_of_the_tree(source: str, template: str) -> None:
     tree = parsed(source)
     targets = calls(tree, "f")
     assume(targets and not nested(targets))
-    plain = template if template.count("$$$REST") else template
 
     def make(node: ast.AST) -> ast.AST:
         assert isinstance(node, ast.Call)
         first, rest, keywords = node.args[0], node.args[1:], node.keywords
-        if plain == "h($X, $$$REST)":
+        if template == "h($X, $$$REST)":
             return call("h", first, *rest, keywords=keywords)
-        if plain == "h($$$REST)":
+        if template == "h($$$REST)":
             return call("h", *rest, keywords=keywords)
-        if plain == "-$X":
+        if template == "-$X":
             return ast.UnaryOp(ast.USub(), first)
-        if plain == "$X ** 2 + h($$$REST)":
+        if template == "$X ** 2 + h($$$REST)":
             power = ast.BinOp(first, ast.Pow(), ast.Constant(2))
             return ast.BinOp(power, ast.Add(), call("h", *rest, keywords=keywords))
         unpacked = ast.Starred(ast.List([first], ast.Load()), ast.Load())
         return ast.Attribute(call("h", unpacked, *rest, keywords=keywords), "m", ast.Load())
 
     result = changed(source, edit("fun", find="f($X, $$$REST)", replace=template, count=len(targets)))
-    wanted = Rewrite(targets, make).visit(copy.deepcopy(tree) if False else tree)
+    wanted = Rewrite(targets, make).visit(tree)
     assert same(ast.parse(result), wanted), result
 
 
@@ -195,7 +202,7 @@ def test_statement_verbs_are_transformations_of_the_tree(source: str, data: Any)
     assume(len(run) > 1 or not isinstance(run[0], ast.Expr))
     verb = data.draw(st.sampled_from(["delete", "wrap", "before", "after", "replace"]))
     text = {
-        "delete": True, "wrap": "with w:\n    $BODY\ndone()", "before": "p()\nif q: r()", "after": "p()\nif q: r()",
+        "delete": True, "wrap": "with w:\n    $BODY\ndone()", "before": "p()\nif q: r()", "after": "p()\nif q: r()",  # noqa: E501
         "replace": "for i in w:\n    p()\nelse:\n    q()",
     }[verb]  # fmt: skip
     place = edit("fun", find=pattern, **{verb: text})
@@ -203,7 +210,8 @@ def test_statement_verbs_are_transformations_of_the_tree(source: str, data: Any)
         result = changed(source, place)
     except Exception as error:
         code = getattr(error, "code", None)
-        # the same statements may stand in several places; a raw dump of them cannot be told apart by a pattern
+        # the same statements may stand in several places; a raw dump of them cannot be told apart by a
+        # pattern
         assume(code != "E-AMBIGUOUS")
         raise
     extra = ast.parse("p()\nif q: r()").body
@@ -212,7 +220,12 @@ def test_statement_verbs_are_transformations_of_the_tree(source: str, data: Any)
         if not block[:low] + block[high + 1 :] and name != "body":
             new = [ast.Pass()]
     elif verb == "wrap":
-        new = [*block[:low], ast.With([ast.withitem(ast.Name("w", ast.Load()))], run), *ast.parse("done()").body, *block[high + 1 :]]
+        new = [
+            *block[:low],
+            ast.With([ast.withitem(ast.Name("w", ast.Load()))], run),
+            *ast.parse("done()").body,
+            *block[high + 1 :],
+        ]
     elif verb == "before":
         new = block[:low] + extra + block[low:]
     elif verb == "after":
@@ -231,7 +244,9 @@ def test_add_item_adds_one_argument_to_each_call(source: str, value: str) -> Non
     assume(len(ast.parse(f"f({value})").body) == 1)
     targets = calls(tree, "f")
     assume(targets and not nested(targets))
-    result = changed(source, edit("fun", find="f($X, $$$R)", count=len(targets), add_item={"value": f"new={value}"}))
+    result = changed(
+        source, edit("fun", find="f($X, $$$R)", count=len(targets), add_item={"value": f"new={value}"})
+    )
     item = ast.parse(f"f(new={value})").body[0].value.keywords[0]  # type: ignore[attr-defined]
 
     def make(node: ast.AST) -> ast.AST:
@@ -245,7 +260,8 @@ def test_add_item_adds_one_argument_to_each_call(source: str, value: str) -> Non
 @RELAXED
 @given(modules(), modules())
 def test_edits_change_nothing_outside_their_spans(source: str, other: str) -> None:
-    """Placing is on text: whatever lies outside the span is the same characters, comments and newlines included."""
+    """Placing is on text: whatever lies outside the span is the same characters, comments and newlines
+    included."""
     parsed(source)
     if "g(" not in source:
         assert fault(source, "fun", find="g($$$A)", replace="h").code in ("E-CONFLICT", "E-EDIT")
@@ -260,7 +276,9 @@ def test_edits_change_nothing_outside_their_spans(source: str, other: str) -> No
         return
     (span,) = placement.spans
     assert source[span.start : span.end].startswith("g")
-    assert ast.dump(ast.parse(source[span.start : span.end].replace("\r\n", "\n"), mode="eval").body.func) == ast.dump(  # type: ignore[attr-defined]
+    assert ast.dump(
+        ast.parse(source[span.start : span.end].replace("\r\n", "\n"), mode="eval").body.func
+    ) == ast.dump(  # type: ignore[attr-defined]
         ast.Name("g", ast.Load())
     )
 
@@ -268,8 +286,8 @@ def test_edits_change_nothing_outside_their_spans(source: str, other: str) -> No
 # --- mutations of patch files and trees
 
 FILES = {
-    "vllm_ascend/a.py": "import os\n\n\nclass A:\n    def f(self, x):\n        y = one(x)\n        if y:\n            two(y)\n        return y\n",
-    "vllm_ascend/b.py": "NAMES = (\n    'a',\n    'b',\n)\n\n\ndef g():\n    for i in NAMES:\n        three(i)\n",
+    "vllm_ascend/a.py": "import os\n\n\nclass A:\n    def f(self, x):\n        y = one(x)\n        if y:\n            two(y)\n        return y\n",  # noqa: E501
+    "vllm_ascend/b.py": "NAMES = (\n    'a',\n    'b',\n)\n\n\ndef g():\n    for i in NAMES:\n        three(i)\n",  # noqa: E501
     "csrc/CMakeLists.txt": "set(OPS\n    alpha\n    beta\n)\ninclude(cmake/x.cmake)\n",
     "vllm::vllm/c.py": "def h(p):\n    return four(p)\n",
 }
@@ -288,11 +306,20 @@ PATCHES: dict[str, dict[str, Any]] = {
             {"at": "vllm_ascend/b.py::NAMES", "add_item": {"value": "'mark_4'"}},
             {"at": "vllm_ascend/b.py", "import": "from x import mark_5"},
             {"at": "csrc/CMakeLists.txt", "find": "include(cmake/x.cmake)", "before": "include(mark_6)"},
-            {"at": "vllm_ascend/a.py::A.f", "find": "mark_0($X)", "replace": "mark_0(mark_7($X))", "on": "first"},
+            {
+                "at": "vllm_ascend/a.py::A.f",
+                "find": "mark_0($X)",
+                "replace": "mark_0(mark_7($X))",
+                "on": "first",
+            },
         ],
     },
 }
-PATCHES["first"]["edits"][2] = {"at": "vllm::vllm/c.py::h", "find": "return four(p)", "wrap": "with mark_2():\n    $BODY"}
+PATCHES["first"]["edits"][2] = {
+    "at": "vllm::vllm/c.py::h",
+    "find": "return four(p)",
+    "wrap": "with mark_2():\n    $BODY",
+}
 
 
 @pytest.fixture(scope="module")
@@ -341,27 +368,46 @@ def marks_wanted(series: Series) -> set[str]:
         for e in patch.spec.edits:
             text = e.model_dump_json()
             found |= {m for m in (f"mark_{n}" for n in range(10)) if m in text and m not in (e.find or "")}
-        found |= {m for f in patch.files.values() for m in (f"mark_{n}" for n in range(10)) if m in f.read_text()}
+        found |= {
+            m for f in patch.files.values() for m in (f"mark_{n}" for n in range(10)) if m in f.read_text()
+        }
     return found
 
 
-TREE_FILES = ["vllm-ascend/vllm_ascend/a.py", "vllm-ascend/vllm_ascend/b.py", "vllm-ascend/csrc/CMakeLists.txt", "vllm/vllm/c.py"]
-PATCH_FILES = ["patches/group/first/patch.yaml", "patches/group/second/patch.yaml", "layers/source/series.yaml"]
+TREE_FILES = [
+    "vllm-ascend/vllm_ascend/a.py",
+    "vllm-ascend/vllm_ascend/b.py",
+    "vllm-ascend/csrc/CMakeLists.txt",
+    "vllm/vllm/c.py",
+]
+PATCH_FILES = [
+    "patches/group/first/patch.yaml",
+    "patches/group/second/patch.yaml",
+    "layers/source/series.yaml",
+]
 
 
 @st.composite
 def mutations(draw: Any) -> tuple[str, str, int, int, str]:
     kind = draw(st.sampled_from([
-        "drop line", "double line", "swap lines", "rename", "remove file", "bad utf-8", "cut", "flip", "insert",
+        "drop line", "double line", "swap lines", "rename", "remove file", "bad utf-8", "cut", "flip", "insert",  # noqa: E501
         "unknown key", "read only", "directory", "crlf", "exists",
     ]))  # fmt: skip
     where = draw(st.sampled_from(TREE_FILES + [f"repo:{p}" for p in PATCH_FILES]))
-    return kind, where, draw(st.integers(0, 400)), draw(st.integers(0, 400)), draw(st.sampled_from(list("x:$(\"'\t\n}-#é")))
+    return (
+        kind,
+        where,
+        draw(st.integers(0, 400)),
+        draw(st.integers(0, 400)),
+        draw(st.sampled_from(list("x:$(\"'\t\n}-#é"))),
+    )
 
 
 def mutate(root: Path, mutation: tuple[str, str, int, int, str]) -> None:
     kind, where, n, m, letter = mutation
-    path = root / "repo" / where.removeprefix("repo:") if where.startswith("repo:") else root / "trees" / where
+    path = (
+        root / "repo" / where.removeprefix("repo:") if where.startswith("repo:") else root / "trees" / where
+    )
     data = path.read_bytes()
     lines = data.splitlines(keepends=True)
     n_line, m_line = n % len(lines), m % len(lines)
@@ -375,7 +421,19 @@ def mutate(root: Path, mutation: tuple[str, str, int, int, str]) -> None:
         lines[n_line], lines[m_line] = lines[m_line], lines[n_line]
         path.write_bytes(b"".join(lines))
     elif kind == "rename":
-        words = [b"one", b"two", b"three", b"four", b"NAMES", b"A", b"def f", b"alpha", b"find", b"edits", b"first"]
+        words = [
+            b"one",
+            b"two",
+            b"three",
+            b"four",
+            b"NAMES",
+            b"A",
+            b"def f",
+            b"alpha",
+            b"find",
+            b"edits",
+            b"first",
+        ]
         path.write_bytes(data.replace(words[n % len(words)], words[n % len(words)] + b"q"))
     elif kind == "remove file":
         path.unlink()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from series_tools import VERSION, make_series
-
 from strata.apply import already_applied, compile_check, revert, write
 from strata.model import At
 from strata.plan import Plan, plan_series
@@ -104,7 +103,9 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             },
             {"at": RUNNER, "import": f"from {HERE} import mamba_copy"},
         ],
-        ["mamba_copy.start(preprocess_bufs, mamba_utils.do_mamba_copy_block)\n            mamba_copy.wait()\n"],
+        [
+            "mamba_copy.start(preprocess_bufs, mamba_utils.do_mamba_copy_block)\n            mamba_copy.wait()\n"  # noqa: E501
+        ],
     ),
     "shared-experts": (
         [
@@ -152,11 +153,13 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             {
                 "at": f"{DISPATCHER}::TokenDispatcherWithAllGather.token_dispatch",
                 "find": "group_list_type = 1",
-                "after": "expert_tokens, group_list_type = init_routing.lists(expert_tokens, group_list_type)",
+                "after": "expert_tokens, group_list_type = init_routing.lists(expert_tokens, group_list_type)",  # noqa: E501
             },
             {"at": DISPATCHER, "import": f"from {HERE} import init_routing"},
         ],
-        ["init_routing.call(DeviceOperator.npu_moe_init_routing, hidden_states, topk_ids, scale=dynamic_scale,"],
+        [
+            "init_routing.call(DeviceOperator.npu_moe_init_routing, hidden_states, topk_ids, scale=dynamic_scale,"  # noqa: E501
+        ],
     ),
     "min-tokens": (
         [
@@ -195,7 +198,9 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
                 "replace": "strata_relocate(OPS_COMPILE_OPTIONS)",
             },
         ],
-        ["-Wno-ignored-attributes)\nlist(APPEND OPS_COMPILE_OPTIONS -DSTRATA)\nstrata_relocate(OPS_COMPILE_OPTIONS)"],
+        [
+            "-Wno-ignored-attributes)\nlist(APPEND OPS_COMPILE_OPTIONS -DSTRATA)\nstrata_relocate(OPS_COMPILE_OPTIONS)"  # noqa: E501
+        ],
     ),
     "csrc-operator-list": (
         [
@@ -290,7 +295,12 @@ def test_a_named_tuple_field_comes_last_and_has_a_default(real_trees: Trees, tmp
 
 
 def test_patches_of_one_function_in_every_order(real_trees: Trees, tmp_path: Path) -> None:
-    names = ["prepare-inputs-guards", "prepare-inputs-positions", "execute-model-state", "execute-model-mamba"]
+    names = [
+        "prepare-inputs-guards",
+        "prepare-inputs-positions",
+        "execute-model-state",
+        "execute-model-mamba",
+    ]
     results = set()
     for shift in range(len(names)):
         order = names[shift:] + names[:shift]

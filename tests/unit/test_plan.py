@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from series_tools import VERSION, codes, make_plan, make_series, make_trees
-
 from strata.model import At
 from strata.plan import plan_series
 
@@ -56,13 +55,15 @@ def test_insertions_at_one_point_follow_series_order(tmp_path: Path) -> None:
         ({"find": "a = one(x)", "delete": True}, {"find": "a = one(x)", "before": "y()"}),
         ({"find": "a = one(x)\nb = two(a)", "wrap": "if x:\n    $BODY"},
          {"find": "b = two(a)\nreturn b", "wrap": "if y:\n    $BODY"}),
-        ({"find": "b = two(a)\nreturn b", "replace": "return 1"}, {"find": "return b", "wrap": "if y:\n    $BODY"}),
+        ({"find": "b = two(a)\nreturn b", "replace": "return 1"}, {"find": "return b", "wrap": "if y:\n    $BODY"}),  # noqa: E501
     ],
 )  # fmt: skip
 def test_overlaps_name_both_patches(tmp_path: Path, left: dict[str, Any], right: dict[str, Any]) -> None:
     for n, order in enumerate(((left, right), (right, left))):
         plan = make_plan(
-            tmp_path / str(n), {FILE: SOURCE}, {i: patch(edit("f", **e)) for i, e in zip("pq", order, strict=True)}
+            tmp_path / str(n),
+            {FILE: SOURCE},
+            {i: patch(edit("f", **e)) for i, e in zip("pq", order, strict=True)},
         )
         assert codes(plan) == ["E-OVERLAP"]
         text = plan.faults[0].finding.render()
@@ -131,7 +132,7 @@ def test_on_sees_the_result_of_that_patch_only(tmp_path: Path) -> None:
 
 def test_on_reaches_into_wraps_and_new_files(tmp_path: Path) -> None:
     patches = {
-        "w": patch(edit("f", find="a = one(x)\nb = two(a)", wrap="with w:\n    $BODY"), files={"vllm_ascend/n.py": "y = 1\n"}),
+        "w": patch(edit("f", find="a = one(x)\nb = two(a)", wrap="with w:\n    $BODY"), files={"vllm_ascend/n.py": "y = 1\n"}),  # noqa: E501
         "i": patch(edit("f", find="a = one(x)", before="before()")),
         "o": patch(edit("f", find="b = two(a)", in_="with w:", after="after()", on="w"),
                    {"at": "vllm_ascend/n.py", "find": "1", "replace": "2", "on": "w"}),
@@ -140,7 +141,7 @@ def test_on_reaches_into_wraps_and_new_files(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, {FILE: SOURCE}, patches)
     assert not plan.faults, plan.faults
     assert plan.files[PATH].endswith(
-        "    with w:\n        before()\n        a = one(x)\n        b = two(a)\n        after(1)\n    return b\n"
+        "    with w:\n        before()\n        a = one(x)\n        b = two(a)\n        after(1)\n    return b\n"  # noqa: E501
     )
     assert plan.files["vllm-ascend", "vllm_ascend/n.py"] == "y = 2\n"
 
@@ -210,8 +211,14 @@ def test_a_variant_stands_in_for_the_default_that_no_longer_matches(tmp_path: Pa
 
 def test_new_files_and_manifest(tmp_path: Path) -> None:
     patches = {
-        "a": patch(files={"vllm_ascend/strata/x.py": "x = 1\n"}, manifest="vllm_ascend/strata/series.json", kind="runtime"),
-        "b": patch(edit("f", find="one(x)", replace="1"), kind="perf", switch={"name": "b_switch", "default": False}),
+        "a": patch(
+            files={"vllm_ascend/strata/x.py": "x = 1\n"},
+            manifest="vllm_ascend/strata/series.json",
+            kind="runtime",
+        ),
+        "b": patch(
+            edit("f", find="one(x)", replace="1"), kind="perf", switch={"name": "b_switch", "default": False}
+        ),
     }
     plan = make_plan(tmp_path, {FILE: SOURCE}, patches)
     data = json.loads(plan.files["vllm-ascend", "vllm_ascend/strata/series.json"])
@@ -219,7 +226,13 @@ def test_new_files_and_manifest(tmp_path: Path) -> None:
     assert data["digest"] == plan.digest
     assert data["patches"] == [
         {"id": "a", "group": "group", "kind": "runtime", "title": "a", "switch": None},
-        {"id": "b", "group": "group", "kind": "perf", "title": "b", "switch": {"name": "b_switch", "default": False}},
+        {
+            "id": "b",
+            "group": "group",
+            "kind": "perf",
+            "title": "b",
+            "switch": {"name": "b_switch", "default": False},
+        },
     ]
     assert plan.original["vllm-ascend", "vllm_ascend/strata/x.py"] is None
 
@@ -244,7 +257,7 @@ def test_moved_symbols_take_their_edits_along(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_diff_lands_beside_edits(tmp_path: Path) -> None:
-    diff = f"--- a/{FILE}\n+++ b/{FILE}\n@@ -4,4 +4,4 @@\n def f(x):\n     a = one(x)\n-    b = two(a)\n+    b = 2\n     return b\n"
+    diff = f"--- a/{FILE}\n+++ b/{FILE}\n@@ -4,4 +4,4 @@\n def f(x):\n     a = one(x)\n-    b = two(a)\n+    b = 2\n     return b\n"  # noqa: E501
     patches = {
         "d": {"edits": [{"diff": "fix.patch"}], "diffs": {"fix.patch": diff}},
         "a": patch(edit("f", find="one(x)", replace="1")),

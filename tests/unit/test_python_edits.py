@@ -6,7 +6,6 @@ import ast
 
 import pytest
 from series_tools import changed, code, edit, fault, place
-
 from strata.python_text import dedent, indent_after_first, string_rows
 
 
@@ -80,7 +79,9 @@ def test_replace_statements_with_statements() -> None:
             b = 2  # two
             return a
     """)
-    assert one(source, "f", find="a = $V\nb = $W", replace="if x:\n    a, b = $V, $W\nelse:\n    a = b = 0") == code("""
+    assert one(
+        source, "f", find="a = $V\nb = $W", replace="if x:\n    a, b = $V, $W\nelse:\n    a = b = 0"
+    ) == code("""
         def f(x):
             if x:
                 a, b = 1, 2
@@ -102,7 +103,9 @@ def test_a_captured_block_moves_with_its_comments_and_strings() -> None:
                    1)  # tail
             return x
     ''')
-    assert one(source, "f", find="if x:\n    $$$BODY", replace="for _ in x:\n    with y:\n        $$$BODY") == code('''
+    assert one(
+        source, "f", find="if x:\n    $$$BODY", replace="for _ in x:\n    with y:\n        $$$BODY"
+    ) == code('''
         def f(x):
             for _ in x:
                 with y:
@@ -230,7 +233,8 @@ def test_wrap_indents_all_but_strings() -> None:
                 pass
             return a
     ''')
-    assert one(source, "f", find="a = $A\n$$$MID\nif x: pass", wrap="with t(x):\n    $BODY\nlog()") == code('''
+    template = "with t(x):\n    $BODY\nlog()"
+    assert one(source, "f", find="a = $A\n$$$MID\nif x: pass", wrap=template) == code('''
         def f(x):
             with t(x):
                 a = """
@@ -262,7 +266,7 @@ def test_wrap_holds_other_edits() -> None:
         edit("f", find="a(1)", before="first()"),
         edit("f", find="c(3)", before="last()"),
     ]
-    result = 'def f():\n    with w:\n        first()\n        a("""\nx""")\n        b(2)\n        if y:\n            z()\n    last()\n    c(3)\n'
+    result = 'def f():\n    with w:\n        first()\n        a("""\nx""")\n        b(2)\n        if y:\n            z()\n    last()\n    c(3)\n'  # noqa: E501
     assert changed(source, *edits) == result
     assert changed(source, *edits[::-1]) == result
 
@@ -293,8 +297,20 @@ def test_wrap_needs_statements_and_a_body() -> None:
         ("x = {1, 2}\n", "{1, 2}", "3", "after 1", "x = {1, 3, 2}\n"),
         ("x = {'a': 1}\n", "{'a': 1}", "'b': 2", "last", "x = {'a': 1, 'b': 2}\n"),
         ("x = {'a': 1}\n", "{'a': 1}", "'b': 2", "before 'a'", "x = {'b': 2, 'a': 1}\n"),
-        ("x = [\n    1,\n    2,  # two\n]\n", "[1, 2]", "3", "last", "x = [\n    1,\n    2,  # two\n    3,\n]\n"),
-        ("x = [\n    1,\n    2  # two\n]\n", "[1, 2]", "3", "last", "x = [\n    1,\n    2,  # two\n    3,\n]\n"),
+        (
+            "x = [\n    1,\n    2,  # two\n]\n",
+            "[1, 2]",
+            "3",
+            "last",
+            "x = [\n    1,\n    2,  # two\n    3,\n]\n",
+        ),
+        (
+            "x = [\n    1,\n    2  # two\n]\n",
+            "[1, 2]",
+            "3",
+            "last",
+            "x = [\n    1,\n    2,  # two\n    3,\n]\n",
+        ),
         ("x = [\n    1,\n    2,\n]\n", "[1, 2]", "0", "first", "x = [\n    0,\n    1,\n    2,\n]\n"),
     ],
 )
@@ -308,7 +324,10 @@ def test_add_item(source: str, find: str, value: str, place_: str, result: str |
 
 def test_add_item_to_an_assignment_by_name() -> None:
     source = "class C:\n    names = (\n        'a',\n    )\n"
-    assert one(source, "C.names", add_item={"value": "'b'"}) == "class C:\n    names = (\n        'a',\n        'b',\n    )\n"
+    assert (
+        one(source, "C.names", add_item={"value": "'b'"})
+        == "class C:\n    names = (\n        'a',\n        'b',\n    )\n"
+    )
     assert fault("x = a + b\n", "x", add_item={"value": "1"}).code == "E-EDIT"
     assert fault("def f(): pass\n", "f", add_item={"value": "1"}).code == "E-EDIT"
 
@@ -353,7 +372,9 @@ def test_add_param(head: str, spec: dict[str, str], result: str) -> None:
 
 def test_add_param_of_methods_and_long_signatures() -> None:
     source = "class C:\n    def f(\n        self,\n        a,  # a\n        **k,\n    ):\n        pass\n"
-    assert one(source, "C.f", add_param={"name": "n", "place": "first"}) == source.replace("a,  # a", "n,\n        a,  # a")
+    assert one(source, "C.f", add_param={"name": "n", "place": "first"}) == source.replace(
+        "a,  # a", "n,\n        a,  # a"
+    )
     assert one(source, "C.f", add_param={"name": "n"}) == source.replace("**k", "n,\n        **k")
 
 
@@ -369,7 +390,10 @@ def test_add_param_refuses_nonsense() -> None:
 
 def test_decorate() -> None:
     source = "class C:\n    @a\n    def f(self):\n        pass\n"
-    assert one(source, "C.f", decorate={"with": "b(1)"}) == "class C:\n    @b(1)\n    @a\n    def f(self):\n        pass\n"
+    assert (
+        one(source, "C.f", decorate={"with": "b(1)"})
+        == "class C:\n    @b(1)\n    @a\n    def f(self):\n        pass\n"
+    )
     assert one(source, "C.f", decorate={"with": "@b", "place": "inner"}) == (
         "class C:\n    @a\n    @b\n    def f(self):\n        pass\n"
     )
@@ -384,7 +408,10 @@ def test_decorate() -> None:
 
 
 def test_prepend_comes_after_the_docstring() -> None:
-    assert one('def f():\n    """d"""\n    return 1\n', "f", prepend="x()") == 'def f():\n    """d"""\n    x()\n    return 1\n'
+    assert (
+        one('def f():\n    """d"""\n    return 1\n', "f", prepend="x()")
+        == 'def f():\n    """d"""\n    x()\n    return 1\n'
+    )
     assert one("def f():\n    return 1\n", "f", prepend="x()") == "def f():\n    x()\n    return 1\n"
     assert one("def f(): return 1\n", "f", prepend="x()") == "def f():\n    x()\n    return 1\n"
     assert one('"""d"""\nfrom __future__ import annotations\nimport a\n', prepend="x()") == (
@@ -393,25 +420,37 @@ def test_prepend_comes_after_the_docstring() -> None:
 
 
 def test_append() -> None:
-    assert one("class C:\n    x = 1\n\ny = 2\n", "C", append="z = 3") == "class C:\n    x = 1\n    z = 3\n\ny = 2\n"
+    assert (
+        one("class C:\n    x = 1\n\ny = 2\n", "C", append="z = 3")
+        == "class C:\n    x = 1\n    z = 3\n\ny = 2\n"
+    )
     assert one("class C:\n    x = 1\n", "C", append="def f(self):\n    pass") == (
         "class C:\n    x = 1\n\n    def f(self):\n        pass\n"
     )
-    assert one("def f():\n    if x:\n        y\n", "f", append="z") == "def f():\n    if x:\n        y\n    z\n"
+    assert (
+        one("def f():\n    if x:\n        y\n", "f", append="z") == "def f():\n    if x:\n        y\n    z\n"
+    )
     assert fault("def f():\n    return 1\n", "f", append="x()").code == "E-EDIT"
     assert fault("x = 1\n", "x", append="y = 2").code == "E-EDIT"
 
 
 def test_text_after_an_inner_block_comes_before_text_after_the_outer_one() -> None:
     source = "def f():\n    if a:\n        b()\nx = 1\n"
-    edits = [edit("f", append="outer()"), edit("f", find="b()", after="inner()"), edit(find="def f(): $$$B", after="z = 2")]
+    edits = [
+        edit("f", append="outer()"),
+        edit("f", find="b()", after="inner()"),
+        edit(find="def f(): $$$B", after="z = 2"),
+    ]
     for order in (edits, edits[::-1]):
-        assert changed(source, *order) == "def f():\n    if a:\n        b()\n        inner()\n    outer()\nz = 2\nx = 1\n"
+        assert (
+            changed(source, *order)
+            == "def f():\n    if a:\n        b()\n        inner()\n    outer()\nz = 2\nx = 1\n"
+        )
 
 
 # --- import
 
-HEAD = '"""d"""\n\nfrom __future__ import annotations\nimport os\nfrom a import (\n    b,\n    c,\n)\n\nif T:\n    import late\nx = 1\n'
+HEAD = '"""d"""\n\nfrom __future__ import annotations\nimport os\nfrom a import (\n    b,\n    c,\n)\n\nif T:\n    import late\nx = 1\n'  # noqa: E501
 
 
 def test_import_after_the_first_run() -> None:
@@ -420,7 +459,9 @@ def test_import_after_the_first_run() -> None:
     assert one(HEAD, import_="from .a import d") == HEAD.replace(")\n\nif", ")\nfrom .a import d\n\nif")
     assert one(HEAD, import_="import os") == HEAD
     assert one(HEAD, import_="from a import c") == HEAD
-    assert one(HEAD, import_="from a import c, z\nimport q") == HEAD.replace("    c,\n)", "    c,\n    z,\n)\nimport q")
+    assert one(HEAD, import_="from a import c, z\nimport q") == HEAD.replace(
+        "    c,\n)", "    c,\n    z,\n)\nimport q"
+    )
     assert one("from a import b  # c\nx\n", import_="from a import d") == "from a import b, d  # c\nx\n"
     assert one('"""d"""\nx = 1\n', import_="import q") == '"""d"""\nimport q\nx = 1\n'
     assert one("x = 1\n", import_="import q") == "import q\nx = 1\n"
@@ -445,7 +486,10 @@ def test_import_takes_imports_only() -> None:
 
 def test_local_import() -> None:
     source = 'def f(a):\n    """d"""\n    return a\n'
-    assert one(source, "f", import_="import q", local=True) == 'def f(a):\n    """d"""\n    import q\n    return a\n'
+    assert (
+        one(source, "f", import_="import q", local=True)
+        == 'def f(a):\n    """d"""\n    import q\n    return a\n'
+    )
     assert fault(source, "f", import_="import a", local=True).code == "E-EDIT"
     assert fault("x = 1\n", import_="import q", local=True).code == "E-EDIT"
 

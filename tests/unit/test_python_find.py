@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from series_tools import code, fault, place
-
 from strata.languages import language_of
 from strata.python_symbols import module_of
 from strata.spans import PlaceFault
@@ -65,13 +64,17 @@ SOURCE = code('''
 
 
 def line(at: str, **parts: object) -> int:
-    return place(SOURCE, at, delete=True, **parts).line if "replace" not in parts else place(SOURCE, at, **parts).line
+    return (
+        place(SOURCE, at, delete=True, **parts).line
+        if "replace" not in parts
+        else place(SOURCE, at, **parts).line
+    )
 
 
 def test_symbols_name_everything_addressable() -> None:
     names = [s.qualname for s in language_of("f.py").symbols(SOURCE)]
     assert names == [
-        "<module>", "LIMIT", "A", "B", "Thing", "Thing.size", "Thing.width", "Thing.width.setter", "Thing.run",
+        "<module>", "LIMIT", "A", "B", "Thing", "Thing.size", "Thing.width", "Thing.width.setter", "Thing.run",  # noqa: E501
         "Thing.run.inner", "where#1", "where#2", "fast",
     ]  # fmt: skip
 
@@ -131,7 +134,12 @@ def test_a_missing_symbol_names_its_neighbours() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["self.step(x, key='q')", 'self.step(x, key="q")', "self.step((x), key='q',)", "self.step(\n  x,  # why\n  key='q')"],
+    [
+        "self.step(x, key='q')",
+        'self.step(x, key="q")',
+        "self.step((x), key='q',)",
+        "self.step(\n  x,  # why\n  key='q')",
+    ],
 )
 def test_spelling_does_not_matter(pattern: str) -> None:
     assert line("Thing.run", find=pattern, replace="0") == 20
@@ -253,11 +261,18 @@ def test_a_file_that_is_no_python() -> None:
 
 def test_patterns_of_definitions_match_parameters_as_lists() -> None:
     source = "class C:\n    def f(self, a: int, *b, c=1, **d) -> int:\n        return 1\n"
-    for pattern in ("def f(self, $$$REST) -> int: $$$B", "def f($$$ALL) -> $R: $$$B", "def $F($$$ALL) -> int:\n  return 1"):
+    for pattern in (
+        "def f(self, $$$REST) -> int: $$$B",
+        "def f($$$ALL) -> $R: $$$B",
+        "def $F($$$ALL) -> int:\n  return 1",
+    ):
         assert place(source, "C", find=pattern, delete=True).line == 2
     assert fault(source, "C", find="def f(self): $$$B", delete=True).code == "E-CONFLICT"
 
 
 def test_dicts_match_by_pairs() -> None:
     source = "x = {'a': 1, **rest, 'b': 2}\n"
-    assert place(source, find="{'a': $V, $$$MORE}", replace="{$$$MORE, 'a': $V}").spans[0].text == "{**rest, 'b': 2, 'a': 1}"
+    assert (
+        place(source, find="{'a': $V, $$$MORE}", replace="{$$$MORE, 'a': $V}").spans[0].text
+        == "{**rest, 'b': 2, 'a': 1}"
+    )
