@@ -7,9 +7,9 @@
 #   scripts/bootstrap.sh mmdebstrap   the tool that makes the cpu base's root filesystem
 #   scripts/bootstrap.sh mirror SUITE print this machine's Debian mirrors: suite <tab> URI <tab> keyring
 #
-# As root on Debian, missing pieces come from Debian's packages (the engine from Debian 13, whose packages run on
-# Debian 12; the extra suite is pinned low, so that nothing else is upgraded from it). Anywhere else: one error that
-# says what to install. pip and apt are used as the caller has configured them.
+# As root on Debian, missing pieces come from Debian's packages: the engine from Debian 13, whose packages run on Debian 12.
+# That suite is pinned low, so that only the engine and what it depends on comes from it (libc among it, at this time).
+# Anywhere else: one error that says what to install. pip and apt are used as the caller has configured them.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -173,7 +173,7 @@ install_engine_packages() { # package names of Debian 13
             >/etc/apt/preferences.d/strata-$ENGINE_SUITE
     fi
     apt update
-    apt install --no-install-recommends "${@/%//$ENGINE_SUITE}"
+    apt install --no-install-recommends -t "$ENGINE_SUITE" "$@"
 }
 
 start_engine() {
@@ -209,7 +209,8 @@ engine() {
     is_root_on_debian || fail E-ENGINE "a running Docker engine with buildx and compose is needed" "$why" \
         "install and start Docker Engine 26 or newer (and join its group), then run the same command again"
     if ! command -v dockerd >/dev/null; then
-        say "no Docker engine here: installing Debian 13's docker.io, docker-buildx and docker-compose (log: $APT_LOG)"
+        say "no Docker engine here: installing Debian 13's docker.io, docker-buildx, docker-compose and what they depend on"
+        say "(takes a minute; log: $APT_LOG)"
         install_engine_packages docker.io docker-cli docker-buildx docker-compose iptables
     fi
     start_engine
