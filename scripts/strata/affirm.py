@@ -1,4 +1,6 @@
-"""Affirming: from what a base shows now to the locks that say a person has seen it. Pure; the command writes."""
+"""Affirming: from what a base shows now to the locks that say a person has seen it. Pure; the command
+writes.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,10 @@ def affirm(
 ) -> tuple[dict[str, Lock], list[Change]]:
     """The new locks by patch id, and what they settle; both empty where everything is in order already.
 
-    ids: patches to affirm whole; symbol: affirm this symbol instead, in every patch that has a lock and edits or uses it.
-    Verdicts on a symbol that other locked patches share are settled for these too. trees: makes the tree hashes, called
-    only when a lock is to be written. StrataError with exit code 1 where something cannot be affirmed.
+    ids: patches to affirm whole; symbol: affirm this symbol instead, in every patch that has a lock and edits
+    or uses it. Verdicts on a symbol that other locked patches share are settled for these too. trees: makes
+    the tree hashes, called only when a lock is to be written. StrataError with exit code 1 where something
+    cannot be affirmed.
     """
     chosen = _chosen(survey, ids, symbol)
     _refuse(survey, chosen, symbol)
@@ -153,7 +156,9 @@ def _use_entry(seen: Seen, base: Base) -> LockedUse:
 
 
 def _is_stale(survey: Survey, base: Base, patch_id: str) -> bool:
-    """Whether the lock names symbols that the patch no longer has, or lacks recorded surroundings of a new anchor."""
+    """Whether the lock names symbols that the patch no longer has, or lacks recorded surroundings of a new
+    anchor.
+    """
     lock = survey.locks[patch_id]
     if lock is None:
         return True

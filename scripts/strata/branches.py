@@ -1,7 +1,8 @@
 """Which branches of a module a base ever takes, told from its syntax tree alone.
 
-A test is decided where it asks for the installed vLLM's version, for type checking, for another vendor's platform, or
-for a name that a decided branch bound to a constant. Everything else stays open and is handed on as a condition in words.
+A test is decided where it asks for the installed vLLM's version, for type checking, for another vendor's
+platform, or for a name that a decided branch bound to a constant. Everything else stays open and is handed on
+as a condition in words.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 
 from packaging.version import InvalidVersion, Version
 
-# tests that are false on the devices that Strata builds for unless somebody asks for the special case: the name tells
-# the case to a person, and its absence is no condition at all
+# tests that are false on the devices that Strata builds for unless somebody asks for the special case: the
+# name tells the case to a person, and its absence is no condition at all
 SPECIAL_CASES = (
     ("is_310p", "310P"),
     ("is_rc_device", "310P"),
@@ -22,14 +23,17 @@ SPECIAL_CASES = (
     ("VLLM_USE_V2_MODEL_RUNNER", "V2 runner"),
     ("xlite_graph_config", "xlite"),
 )
-# current_platform.is_x() of an out-of-tree platform: false for each of these (Platform compares its enum with theirs)
+# current_platform.is_x() of an out-of-tree platform: false for each of these (Platform compares its enum with
+# theirs)
 _OTHER_PLATFORMS = {"is_cuda", "is_rocm", "is_tpu", "is_xpu", "is_cpu", "is_cuda_alike", "is_zen_cpu"}
 _MAX_WORDS = 110
 
 
 @dataclass(frozen=True)
 class Dead:
-    """Lines ``first..last`` (1-based, inclusive) that this base never runs, and why; ``line`` is the test's line."""
+    """Lines ``first..last`` (1-based, inclusive) that this base never runs, and why; ``line`` is the test's
+    line.
+    """
 
     first: int
     last: int
@@ -234,7 +238,9 @@ def _bury(body: list[ast.stmt], reason: str, line: int, result: Branches) -> Non
 
 
 def _remember(node: ast.stmt, facts: Facts, names: dict[str, bool], conditional: bool) -> None:
-    """Keep names bound to a decided constant; forget names bound to anything else, or under an open condition."""
+    """Keep names bound to a decided constant; forget names bound to anything else, or under an open
+    condition.
+    """
     if isinstance(node, ast.Assign):
         targets, value = node.targets, node.value
     elif isinstance(node, ast.AnnAssign) and node.value is not None:

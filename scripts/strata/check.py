@@ -1,4 +1,5 @@
-"""The state of a series on a base: one plan of everything, what the locks say of it, and what smaller series would do.
+"""The state of a series on a base: one plan of everything, what the locks say of it, and what smaller series
+would do.
 
 Read-only and deterministic: the same trees, series and locks give the same survey.
 """
@@ -51,8 +52,9 @@ class Interaction:
 class Survey:
     """Everything that is known of a series on a base.
 
-    verdicts: by patch id in series order, edits before uses; seen, used: what the base shows of each symbol, for locks;
-    plan: of the full series, moved symbols followed; files are complete only where it has no faults.
+    verdicts: by patch id in series order, edits before uses; seen, used: what the base shows of each symbol,
+    for locks; plan: of the full series, moved symbols followed; files are complete only where it has no
+    faults.
     """
 
     base: str
@@ -97,7 +99,9 @@ class Base:
         return self._texts[path]
 
     def fingerprint(self, at: At, *, body: bool = False) -> str | None:
-        """The fingerprint of a symbol or file, None where there is none; body: without the symbol's own name."""
+        """The fingerprint of a symbol or file, None where there is none; body: without the symbol's own
+        name.
+        """
         key = (*at.path, at.symbol, body)
         if key not in self._prints:
             text = self.text(at.path)
@@ -148,10 +152,13 @@ class Base:
         if self._store:
             self._store.save()
 
-    # --- looking for what has gone -------------------------------------------------------------------------------
+    # --- looking for what has gone
+    # -------------------------------------------------------------------------------
 
     def same_body(self, at: At, body: str | None) -> list[At]:
-        """Symbols with this body: in the file of ``at``, or where it has none, in files of its tree that have the name."""
+        """Symbols with this body: in the file of ``at``, or where it has none, in files of its tree that have
+        the name.
+        """
         if body is None:
             return []
         here = list(self._with_body(at.path, body))
@@ -230,7 +237,8 @@ def _alike(one: str, other: str) -> float:
     return (2 * last + difflib.SequenceMatcher(None, one, other).ratio()) / 3
 
 
-# --- the survey --------------------------------------------------------------------------------------------------
+# --- the survey
+# --------------------------------------------------------------------------------------------------
 
 
 def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:
@@ -291,9 +299,7 @@ def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], base: Base) -> l
         body = base.fingerprint(place, body=True) if place.symbol else None
         results = {i.on: fingerprint_in(i.source, place) for i in items if i.on}
         lines = sorted(i.placement.line for i in items)
-        shadows = {
-            s: None for i in items for s in base.shadows(place, None if i.on else i.placement.line)
-        }
+        shadows = {s: None for i in items for s in base.shadows(place, None if i.on else i.placement.line)}
         twins = [t for t in base.same_body(at, body) if t != place] if place != at else []
         found.append(
             Seen(
@@ -373,8 +379,8 @@ def _only_the_decisive(verdicts: list[Verdict]) -> list[Verdict]:
 def _subsets(result: Survey, base: Base, moved: dict[At, At]) -> None:
     """Each patch with only its requirements, and the series less each patch: faults that only show there.
 
-    A smaller series differs from the full one only in files that it shares with patches outside of it, so only the patches
-    that touch such files are planned again.
+    A smaller series differs from the full one only in files that it shares with patches outside of it, so
+    only the patches that touch such files are planned again.
     """
     series = result.series
     touched: dict[str, set[tuple[str, str]]] = {p.id: set(p.files) for p in series.patches}

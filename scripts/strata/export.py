@@ -1,4 +1,6 @@
-"""What ``strata apply --out`` leaves for the image build: new and changed files by the stage that needs them."""
+"""What ``strata apply --out`` leaves for the image build: new and changed files by the stage that needs
+them.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,11 @@ def write_out(
     series: Series,
     executable: Collection[tuple[str, str]] = (),
 ) -> dict[str, int]:
-    """Write ``source/<tree>/…``, ``csrc/<tree>/…`` and ``series.json`` below ``directory``; returns files per part.
+    """Write ``source/<tree>/…``, ``csrc/<tree>/…`` and ``series.json`` below ``directory``; returns files per
+    part.
 
-    Written aside and moved in, so that a failure leaves what was there; earlier contents of the three are replaced.
-    Modification times are those of the write: BuildKit's cache goes by content.
+    Written aside and moved in, so that a failure leaves what was there; earlier contents of the three are
+    replaced. Modification times are those of the write: BuildKit's cache goes by content.
     """
     counts = dict.fromkeys(PARTS, 0)
     stage: Path | None = None

@@ -1,7 +1,8 @@
-"""Locks: what a patch's author saw of a base, per edited and per used symbol, in ``patches/locks/<version>/<id>.yaml``.
+"""Locks: what a patch's author saw of a base, per edited and per used symbol, in
+``patches/locks/<version>/<id>.yaml``.
 
-A lock holds fingerprints and names, never upstream's code. Fingerprints decide; blob and tree hashes are evidence for a
-person who compares two copies of a release.
+A lock holds fingerprints and names, never upstream's code. Fingerprints decide; blob and tree hashes are
+evidence for a person who compares two copies of a release.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def _is_date(value: str) -> str:
 class LockedSymbol(Strict):
     """One symbol as its author saw it.
 
-    fingerprint: of the whole symbol on the pristine base (absent where only another patch's result has the symbol);
-    body: the same without its own name, to find it again after a move; sketch: 64-bit similarity hash of its tokens as
-    16 hex digits, to rank rename candidates; file_blob: git's blob hash of the file, as evidence.
+    fingerprint: of the whole symbol on the pristine base (absent where only another patch's result has the
+    symbol); body: the same without its own name, to find it again after a move; sketch: 64-bit similarity
+    hash of its tokens as 16 hex digits, to rank rename candidates; file_blob: git's blob hash of the file, as
+    evidence.
     """
 
     at: AtField
@@ -51,10 +53,11 @@ class LockedSymbol(Strict):
 
 
 class LockedEdit(LockedSymbol):
-    """An edited symbol. neighbours: fingerprints of the anchors' surroundings, one per distinct anchor, sorted.
+    """An edited symbol. neighbours: fingerprints of the anchors' surroundings, one per distinct anchor,
+    sorted.
 
-    on: for edits that are placed on another patch's result, that result's fingerprint of the symbol by patch id;
-    moved_to: the place in another file that a person affirmed as the symbol's new home.
+    on: for edits that are placed on another patch's result, that result's fingerprint of the symbol by patch
+    id; moved_to: the place in another file that a person affirmed as the symbol's new home.
     """
 
     neighbours: tuple[Fingerprint, ...] = ()
@@ -67,7 +70,9 @@ class LockedUse(LockedSymbol):
 
 
 class Affirmation(Strict):
-    """A person's word that a verdict is in order. symbol: ``*`` for all symbols of the patch (its first lock)."""
+    """A person's word that a verdict is in order. symbol: ``*`` for all symbols of the patch (its first
+    lock).
+    """
 
     symbol: str
     verdict: str
@@ -123,9 +128,16 @@ def read_lock(root: Path, version: str, patch_id: str) -> Lock | None:
     lock = load(path, Lock)
     if lock.base.version != version:
         raise StrataError(
-            Finding("E-LOCK", "the lock belongs to another base than its directory", where=str(path), patch=patch_id,
-                    expected=version, found=lock.base.version, hint="move it to the directory of its base, or affirm again")
-        )  # fmt: skip
+            Finding(
+                "E-LOCK",
+                "the lock belongs to another base than its directory",
+                where=str(path),
+                patch=patch_id,
+                expected=version,
+                found=lock.base.version,
+                hint="move it to the directory of its base, or affirm again",
+            )
+        )
     return lock
 
 
@@ -178,7 +190,9 @@ _ORDER = ("at", "fingerprint", "body", "neighbours", "on", "moved_to", "sketch",
 
 
 def write_lock(root: Path, patch_id: str, lock: Lock) -> Path:
-    """Write a lock in one step: readers see the old content or the new, never a part. E-WRITE where it cannot be."""
+    """Write a lock in one step: readers see the old content or the new, never a part. E-WRITE where it cannot
+    be.
+    """
     path = lock_path(root, lock.base.version, patch_id)
     temporary: str | None = None
     try:
@@ -195,9 +209,15 @@ def write_lock(root: Path, patch_id: str, lock: Lock) -> Path:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
         raise StrataError(
-            Finding("E-WRITE", "the lock cannot be written", where=str(path), patch=patch_id,
-                    found=error.strerror or str(error), hint="nothing was changed; make room or mend the permissions")
-        ) from error  # fmt: skip
+            Finding(
+                "E-WRITE",
+                "the lock cannot be written",
+                where=str(path),
+                patch=patch_id,
+                found=error.strerror or str(error),
+                hint="nothing was changed; make room or mend the permissions",
+            )
+        ) from error
     return path
 
 
@@ -208,7 +228,8 @@ def blob_hash(text: str) -> str:
 
 
 def sketch(text: str) -> str:
-    """A 64-bit similarity hash of a piece of code as 16 hex digits: similar token runs give a small Hamming distance.
+    """A 64-bit similarity hash of a piece of code as 16 hex digits: similar token runs give a small Hamming
+    distance.
 
     Charikar's simhash over runs of three tokens; no token can be read back from it.
     """
@@ -231,6 +252,19 @@ def likeness(one: str, other: str) -> float:
 
 
 __all__ = [
-    "FP_VERSION", "Affirmation", "Lock", "LockBase", "LockedEdit", "LockedSymbol", "LockedUse", "blob_hash", "likeness",
-    "lock_path", "locked_versions", "read_lock", "render_lock", "sketch", "write_lock",
-]  # fmt: skip
+    "FP_VERSION",
+    "Affirmation",
+    "Lock",
+    "LockBase",
+    "LockedEdit",
+    "LockedSymbol",
+    "LockedUse",
+    "blob_hash",
+    "likeness",
+    "lock_path",
+    "locked_versions",
+    "read_lock",
+    "render_lock",
+    "sketch",
+    "write_lock",
+]

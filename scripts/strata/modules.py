@@ -1,4 +1,6 @@
-"""The modules of a base's two trees by name: parsed when asked for, names resolved without importing anything."""
+"""The modules of a base's two trees by name: parsed when asked for, names resolved without importing
+anything.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ class Module:
         return dict(self._bindings(()))
 
     def bindings_in(self, scope: tuple[str, ...]) -> dict[str, str]:
-        """The same as seen from inside ``scope``: what the functions around it import or alias comes on top."""
+        """The same as seen from inside ``scope``: what the functions around it import or alias comes on
+        top.
+        """
         if not scope:
             return self.bindings
         if scope not in self._scoped:
@@ -167,7 +171,9 @@ class Module:
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def dotted(self, expression: ast.expr, bound: dict[str, str]) -> str:
-        """The dotted name that an expression stands for (``a.b.C``, ``sys.modules["a.b"]``), or an empty string."""
+        """The dotted name that an expression stands for (``a.b.C``, ``sys.modules["a.b"]``), or an empty
+        string.
+        """
         if isinstance(expression, ast.Name):
             if expression.id in bound:
                 return bound[expression.id]
@@ -199,7 +205,9 @@ def _collect(body: list[ast.stmt], scope: tuple[str, ...], found: dict[str, list
 
 
 class Modules:
-    """All modules of the trees; every file is read and parsed at most once, and only when something asks for it."""
+    """All modules of the trees; every file is read and parsed at most once, and only when something asks for
+    it.
+    """
 
     def __init__(self, trees: TreeSource, version: str) -> None:
         self._trees = trees
@@ -263,7 +271,9 @@ class Modules:
         return None
 
     def locate(self, dotted: str) -> Place | None:
-        """The longest prefix of a dotted name that is a module, and the rest inside it; None outside the trees."""
+        """The longest prefix of a dotted name that is a module, and the rest inside it; None outside the
+        trees.
+        """
         parts = dotted.split(".")
         for cut in range(len(parts), 0, -1):
             found = self.file_of(".".join(parts[:cut]))
@@ -274,7 +284,8 @@ class Modules:
     def origin(self, dotted: str) -> Place | None:
         """Where the thing that a dotted name leads to is defined: re-exports and aliases are followed.
 
-        None outside the trees or where the trail is lost; a name that its module does not define keeps that module.
+        None outside the trees or where the trail is lost; a name that its module does not define keeps that
+        module.
         """
         for _ in range(_MAX_HOPS):
             place = self.locate(dotted)

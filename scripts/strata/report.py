@@ -18,7 +18,9 @@ _WIDTH = 118
 
 
 def as_data(survey: Survey, ids: Collection[str]) -> dict[str, Any]:
-    """The survey as plain data. The keys are a promise: base, patches (id, verdict, go, findings), interactions, exit."""
+    """The survey as plain data. The keys are a promise: base, patches (id, verdict, go, findings),
+    interactions, exit.
+    """
     return {
         "base": survey.base,
         "patches": [
@@ -59,7 +61,9 @@ def _headline(survey: Survey, patch_id: str) -> str:
 
 
 def as_text(survey: Survey, ids: Collection[str], *, colour: bool = False) -> str:
-    """A table of patches and verdicts, then every finding that stops one, then notes on what goes with a remark."""
+    """A table of patches and verdicts, then every finding that stops one, then notes on what goes with a
+    remark.
+    """
     shown = [i for i in survey.series.ids if i in ids]
     parts = [_table(survey, shown, colour)]
     stopping = [v for i in shown for v in survey.verdicts[i] if not v.go and v.finding]

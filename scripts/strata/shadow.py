@@ -1,8 +1,10 @@
-"""What a vllm-ascend base overwrites or never runs: the join of a patch's symbols with it gives SHADOWED and IDLE.
+"""What a vllm-ascend base overwrites or never runs: the join of a patch's symbols with it gives SHADOWED and
+IDLE.
 
-Five ways in which code on disk is not the code that runs, each told from syntax trees alone, nothing is imported:
-assigned over by ``vllm_ascend/patch``, replaced by an out-of-tree operator class, overridden by the subclass that the
-platform runs instead, in a branch that this base never takes, in a module that only such branches import.
+Five ways in which code on disk is not the code that runs, each told from syntax trees alone, nothing is
+imported: assigned over by ``vllm_ascend/patch``, replaced by an out-of-tree operator class, overridden by the
+subclass that the platform runs instead, in a branch that this base never takes, in a module that only such
+branches import.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ ShadowKind = Literal["assigned", "out-of-tree", "overridden", "dead-branch", "de
 class Shadow:
     """Why code at a place is not what runs.
 
-    verdict: ``SHADOWED`` (something else runs instead) or ``IDLE`` (nothing gets there); by: ``file:line`` that causes
-    it; message: in words; condition: when it holds, empty for always.
+    verdict: ``SHADOWED`` (something else runs instead) or ``IDLE`` (nothing gets there); by: ``file:line``
+    that causes it; message: in words; condition: when it holds, empty for always.
     """
 
     kind: ShadowKind
@@ -46,7 +48,9 @@ class ShadowInfo:
 
     @cached_property
     def assignments(self) -> list[Assignment]:
-        """Everything that vllm-ascend's patch modules assign on this base, dead branches included and marked."""
+        """Everything that vllm-ascend's patch modules assign on this base, dead branches included and
+        marked.
+        """
         return [w.resolve() for file in patch_files(self._modules) for w in self._written(file)]
 
     def _written(self, file: str) -> list[Written]:
@@ -61,8 +65,9 @@ class ShadowInfo:
     def explain(self, at: At, line: int | None = None) -> Shadow | None:
         """The worst reason why the code at ``at`` is not what runs; None where nothing speaks against it.
 
-        line: 1-based line of an edit's anchor, to tell a dead branch inside a function; without it the definition's own
-        line counts. Unconditional reasons come before conditional ones. Files that are not Python have no reasons.
+        line: 1-based line of an edit's anchor, to tell a dead branch inside a function; without it the
+        definition's own line counts. Unconditional reasons come before conditional ones. Files that are not
+        Python have no reasons.
         """
         return next(iter(self.explain_all(at, line)), None)
 
@@ -78,7 +83,8 @@ class ShadowInfo:
         unique = dict.fromkeys(s for s in found if not s.condition or s.by not in always)
         return sorted(unique, key=lambda s: (bool(s.condition), s.verdict != "IDLE", s.by))
 
-    # --- assigned over -----------------------------------------------------------------------------------------
+    # --- assigned over
+    # -----------------------------------------------------------------------------------------
 
     def _assigned(self, at: At, name: str) -> Iterator[Shadow]:
         parts = set(name.split("."))
@@ -109,7 +115,8 @@ class ShadowInfo:
         text = self._modules.text("vllm-ascend", file) or ""
         return any(word in text for word in words)
 
-    # --- replaced classes --------------------------------------------------------------------------------------
+    # --- replaced classes
+    # --------------------------------------------------------------------------------------
 
     def _replaced(self, at: At, name: str) -> Iterator[Shadow]:
         if at.tree != "vllm" or "." not in name:
@@ -148,22 +155,31 @@ class ShadowInfo:
         if through_super:
             conditions.append(f"reached only where {overrider.qualname}.{method} calls super()")
         words = {
-            "assigned": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is put in place of {base.qualname} at {by}",
-            "out-of-tree": f"{overrider.qualname}.{method} runs instead: {subclass.qualname} is registered for {base.qualname} at {by}",
-            "overridden": f"{overrider.qualname}.{method} runs instead: the platform uses {subclass.qualname} ({by})",
+            "assigned": f"{subclass.qualname} is put in place of {base.qualname} at {by}",
+            "out-of-tree": f"{subclass.qualname} is registered for {base.qualname} at {by}",
+            "overridden": f"the platform uses {subclass.qualname} ({by})",
         }[kind]
-        yield Shadow(kind, "SHADOWED", where, words, _join(conditions))
+        message = f"{overrider.qualname}.{method} runs instead: {words}"
+        yield Shadow(kind, "SHADOWED", where, message, _join(conditions))
 
     def _dispatch(self, place: Place, method: str, registered: bool) -> Iterator[Shadow]:
-        """forward_cuda and its like of vLLM's operator classes: an out-of-tree platform is given forward_oot."""
+        """forward_cuda and its like of vLLM's operator classes: an out-of-tree platform is given
+        forward_oot.
+        """
         by = self._platform.other_platform_forward(place, method)
         if by:
             yield Shadow("dispatch", "IDLE", by, f"an out-of-tree platform is never dispatched to {method}")
         elif method == "forward_native" and registered and self._platform.has_own_forward(place):
-            yield Shadow("dispatch", "IDLE", self._platform.dispatch_line, "forward_oot of the Ascend class runs while its operator is enabled",
-                         "unless custom_ops switches the operator off")  # fmt: skip
+            yield Shadow(
+                "dispatch",
+                "IDLE",
+                self._platform.dispatch_line,
+                "forward_oot of the Ascend class runs while its operator is enabled",
+                "unless custom_ops switches the operator off",
+            )
 
-    # --- dead code ---------------------------------------------------------------------------------------------
+    # --- dead code
+    # ---------------------------------------------------------------------------------------------
 
     def _idle(self, at: At, line: int | None) -> Iterator[Shadow]:
         module = self._modules.module(at.tree, at.file)
@@ -216,8 +232,10 @@ class ShadowInfo:
 
 
 def _definition_lines(module: Module, symbol: str) -> list[int]:
-    """The line of the definition that a symbol names; of several without a number, the first live one or the first."""
-    name, _, number = symbol.partition("#")
+    """The line of the definition that a symbol names; of several without a number, the first live one or the
+    first.
+    """
+    number = symbol.partition("#")[2]
     nodes = module.all_definitions.get(plain_name(symbol), [])
     if number.isdigit() and int(number) <= len(nodes):
         return [nodes[int(number) - 1].lineno]

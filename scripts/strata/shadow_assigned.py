@@ -21,12 +21,13 @@ TargetKind = Literal["defined", "imported", "inherited", "added", "outside"]
 class Assignment:
     """One name that a patch module assigns.
 
-    target: dotted name as written, e.g. ``vllm.v1.core.sched.scheduler.Scheduler.schedule``; owner: dotted name of what
-    is assigned to; place: the definition that is no longer reached through it (None for kind ``added``/``outside``);
-    kind: ``defined`` at the target, ``imported`` there from elsewhere, ``inherited`` from a base class, ``added`` (there
-    is no such name), ``outside`` both trees. wraps: name under which the replacement keeps the original, if it does;
-    replacement: class or function put in its place, if it is one; subclass: the replacement derives from the original.
-    conditions: open conditions for the assignment to happen; dead: reason why it never happens here, else empty.
+    target: dotted name as written, e.g. ``vllm.v1.core.sched.scheduler.Scheduler.schedule``; owner: dotted
+    name of what is assigned to; place: the definition that is no longer reached through it (None for kind
+    ``added``/``outside``); kind: ``defined`` at the target, ``imported`` there from elsewhere, ``inherited``
+    from a base class, ``added`` (there is no such name), ``outside`` both trees. wraps: name under which the
+    replacement keeps the original, if it does; replacement: class or function put in its place, if it is one;
+    subclass: the replacement derives from the original. conditions: open conditions for the assignment to
+    happen; dead: reason why it never happens here, else empty.
     """
 
     target: str
@@ -87,7 +88,12 @@ def _of_module(module: Module, modules: Modules) -> Iterator[Written]:
             late = () if not outer or outer in at_import else (f"once {outer} runs",)
             for owner, name, value in _targets(site.node, module, bound):
                 yield Written(
-                    name, cache(partial(_resolve, modules, module, site, bound, owner, name, value, loaded, late, reason))
+                    name,
+                    cache(
+                        partial(
+                            _resolve, modules, module, site, bound, owner, name, value, loaded, late, reason
+                        )
+                    ),
                 )
 
 
@@ -192,7 +198,9 @@ def _target_place(modules: Modules, owner: str, name: str) -> tuple[TargetKind, 
 
 
 def bases_of(modules: Modules, place: Place) -> list[Place]:
-    """The base classes of a class, nearest first, as far as they lie in the trees (depth first, each once)."""
+    """The base classes of a class, nearest first, as far as they lie in the trees (depth first, each
+    once).
+    """
     found: dict[tuple[str, str, str], Place] = {}
     todo = [place]
     while todo:
@@ -223,7 +231,9 @@ def _replacement(modules: Modules, module: Module, bound: dict[str, str], value:
 
 
 def _keeps_original(module: Module, site: Site, bound: dict[str, str], target: str, value: ast.expr) -> str:
-    """The name under which the value, or the local function that it names, still reaches the original; else empty."""
+    """The name under which the value, or the local function that it names, still reaches the original; else
+    empty.
+    """
     originals = {
         name for name, dotted in bound.items() if dotted == target and name not in module.definitions
     }

@@ -1,7 +1,8 @@
 """Whether a vllm-ascend module is ever imported: a search backwards through the import graph.
 
-Imports are found by their text, so that a question about one module does not parse the whole package; only a file that
-has a decidable test in it is parsed, to tell which of its imports are in branches that this base takes.
+Imports are found by their text, so that a question about one module does not parse the whole package; only a
+file that has a decidable test in it is parsed, to tell which of its imports are in branches that this base
+takes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ Kind = Literal["live", "special", "dead"]
 _TREE = "vllm-ascend"
 _PLATFORM = "vllm_ascend/platform.py"
 _IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]+)|import[ \t]+(?P<modules>[^\n]+))"
+    r"^[ \t]*(?:"
+    r"from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]+)"
+    r"|import[ \t]+(?P<modules>[^\n]+)"
+    r")"
     r"|[\"'](?P<string>vllm_ascend(?:\.\w+)+)[\"']",
     re.MULTILINE,
 )
 _NAME = re.compile(r"([\w.]+)(?:\s+as\s+\w+)?")
 # a file without any of these words has no branch that a base decides, so all its imports are live
 _DECIDABLE = re.compile(
-    "|".join(["vllm_version_is", "TYPE_CHECKING", "current_platform", *(re.escape(m) for m, _ in SPECIAL_CASES)])
+    "|".join(
+        ["vllm_version_is", "TYPE_CHECKING", "current_platform", *(re.escape(m) for m, _ in SPECIAL_CASES)]
+    )
 )
 _LABELS = {label for _, label in SPECIAL_CASES}
 
@@ -43,7 +49,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class ImportState:
-    """How a module is imported: ``live``, ``special`` (reason: the cases), or ``dead`` (reason: why). by: ``file:line``."""
+    """How a module is imported: ``live``, ``special`` (reason: the cases), or ``dead`` (reason: why). by:
+    ``file:line``.
+    """
 
     kind: Kind
     by: str = ""
@@ -76,7 +84,9 @@ class Imports:
         """Edges of these kinds that lead from a root to a file; None where there are none."""
         seen = {file}
         path: list[Edge] = []
-        todo = [iter(self._sites(file))]  # depth first, one importer at a time: to look at one may mean to parse it
+        todo = [
+            iter(self._sites(file))
+        ]  # depth first, one importer at a time: to look at one may mean to parse it
         if _is_root(file):
             return path
         while todo:
@@ -121,7 +131,9 @@ class Imports:
 
     @cached_property
     def _importers(self) -> dict[str, list[tuple[str, int]]]:
-        """Module name → (file, line) of what imports it or names it in a string; plain files and roots first."""
+        """Module name → (file, line) of what imports it or names it in a string; plain files and roots
+        first.
+        """
         found: dict[str, list[tuple[str, int]]] = {}
         decidable: dict[str, bool] = {}
         for file in self._modules.files(_TREE):
@@ -135,7 +147,9 @@ class Imports:
 
 
 def _imported(file: str, text: str) -> Iterator[tuple[str, int]]:
-    """(dotted name, line) of everything in a file's imports and strings that can be a module of vllm-ascend."""
+    """(dotted name, line) of everything in a file's imports and strings that can be a module of
+    vllm-ascend.
+    """
     package = module_name(file).split(".")
     if not file.endswith("/__init__.py"):
         package = package[:-1]

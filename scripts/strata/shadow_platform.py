@@ -1,4 +1,6 @@
-"""Which of vllm-ascend's classes run in place of vLLM's: out-of-tree operators, and what the platform instantiates."""
+"""Which of vllm-ascend's classes run in place of vLLM's: out-of-tree operators, and what the platform
+instantiates.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,32 @@ from strata.branches import SPECIAL_CASES
 from strata.modules import Definition, Module, Modules, Place
 from strata.shadow_assigned import bases_of
 
-# what vLLM's CustomOp offers to each platform; an out-of-tree one gets forward_oot (model_executor/custom_op.py)
+# what vLLM's CustomOp offers to each platform; an out-of-tree one gets forward_oot
+# (model_executor/custom_op.py)
 _FORWARDS = {"forward_cuda", "forward_hip", "forward_xpu", "forward_cpu", "forward_tpu"}
 _CUSTOM_OP = ("vllm", "vllm/model_executor/custom_op.py", "CustomOp")
 _PLATFORM_FILE = "vllm_ascend/platform.py"
 _LABELS = {label for _, label in SPECIAL_CASES}
 _COMPOUND = (
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
     ast.Try,
-)  # fmt: skip
+)
 Super = Literal["", "sometimes", "always"]
 
 
 @dataclass(frozen=True)
 class Running:
-    """A vllm-ascend class that stands in for a vLLM class. by: ``file:line`` that puts it there; labels: the special
-    cases or features under which it does, empty for always."""
+    """A vllm-ascend class that stands in for a vLLM class. by: ``file:line`` that puts it there; labels: the
+    special cases or features under which it does, empty for always.
+    """
 
     place: Place
     by: str
@@ -43,10 +55,12 @@ class Platform:
         self._known_subclasses: dict[tuple[str, str, str], list[Place]] = {}
         self._known_running: dict[tuple[str, str, str], Running | None] = {}
 
-    # --- classes -----------------------------------------------------------------------------------------------
+    # --- classes
+    # -----------------------------------------------------------------------------------------------
 
     def override(self, subclass: Place, base: Place, method: str) -> tuple[Place, int, Super] | None:
-        """(class, line, use of super) of the definition of ``method`` that ``subclass`` uses before ``base``'s own.
+        """(class, line, use of super) of the definition of ``method`` that ``subclass`` uses before
+        ``base``'s own.
 
         Walks the subclass and its bases down to ``base``; None where nothing between them defines the method.
         """
@@ -69,10 +83,13 @@ class Platform:
     def _is_custom_op(self, place: Place) -> bool:
         return any(b.key == _CUSTOM_OP for b in bases_of(self._modules, place))
 
-    # --- out-of-tree operators ---------------------------------------------------------------------------------
+    # --- out-of-tree operators
+    # ---------------------------------------------------------------------------------
 
     def registered(self, place: Place) -> list[Running]:
-        """The Ascend classes registered for a vLLM operator class (vLLM looks them up by the class's name)."""
+        """The Ascend classes registered for a vLLM operator class (vLLM looks them up by the class's
+        name).
+        """
         found = self._registry.get(place.qualname, [])
         return [r for r in found if any(b.key == place.key for b in bases_of(self._modules, r.place))]
 
@@ -133,7 +150,8 @@ class Platform:
         node = module.definitions.get("CustomOp.dispatch_forward") if module else None
         return f"vllm::{_CUSTOM_OP[1]}:{node.lineno}" if node else f"vllm::{_CUSTOM_OP[1]}"
 
-    # --- what the platform runs --------------------------------------------------------------------------------
+    # --- what the platform runs
+    # --------------------------------------------------------------------------------
 
     def running_subclasses(self, place: Place) -> list[Running]:
         """The platform's own subclasses of a vLLM class, each with the special cases under which it runs."""
@@ -145,7 +163,9 @@ class Platform:
         return sorted(found, key=lambda r: (len(r.labels), r.by))
 
     def _subclasses(self, place: Place) -> list[Place]:
-        """All classes of vllm-ascend that derive from a class of either tree, through classes of either tree."""
+        """All classes of vllm-ascend that derive from a class of either tree, through classes of either
+        tree.
+        """
         if place.key not in self._known_subclasses:
             found: dict[tuple[str, str, str], Place] = {}
             names, known = [place.qualname], {place.qualname}
@@ -163,7 +183,9 @@ class Platform:
         return self._known_subclasses[place.key]
 
     def _naming_as_base(self, name: str) -> Iterator[tuple[Module, str]]:
-        """(module, class) of the classes that have ``name``, or what a file imports it as, in their list of bases."""
+        """(module, class) of the classes that have ``name``, or what a file imports it as, in their list of
+        bases.
+        """
         for tree in ("vllm-ascend", "vllm"):
             for file in self._modules.files(tree):
                 text = self._modules.text(tree, file) or ""
@@ -180,10 +202,11 @@ class Platform:
         return any(b.key == base.key for b in bases_of(self._modules, subclass))
 
     def _running(self, place: Place) -> Running | None:
-        """How a class or function of vllm-ascend comes to run, by the way with the fewest special cases; None: never.
+        """How a class or function of vllm-ascend comes to run, by the way with the fewest special cases;
+        None: never.
 
-        It runs where the platform names it in a string, or where code that runs calls it; the code of a class runs
-        where the class or one of its subclasses does.
+        It runs where the platform names it in a string, or where code that runs calls it; the code of a class
+        runs where the class or one of its subclasses does.
         """
         if place.key in self._known_running:
             return self._known_running[place.key]
@@ -238,9 +261,13 @@ class Platform:
                 continue
             for node in ast.walk(site.node):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    place = self._modules.origin(node.value) if node.value.startswith("vllm_ascend.") else None
+                    place = (
+                        self._modules.origin(node.value) if node.value.startswith("vllm_ascend.") else None
+                    )
                     if place is not None and place.qualname:
-                        running = Running(place, f"{_PLATFORM_FILE}:{node.lineno}", _feature_labels(site.conditions))
+                        running = Running(
+                            place, f"{_PLATFORM_FILE}:{node.lineno}", _feature_labels(site.conditions)
+                        )
                         known = found.get(place.key)
                         if known is None or len(running.labels) < len(known.labels):
                             found[place.key] = running
@@ -248,7 +275,9 @@ class Platform:
 
 
 def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.expr]]:
-    """(operator name, class expression) that a statement puts into a registration table or registers directly."""
+    """(operator name, class expression) that a statement puts into a registration table or registers
+    directly.
+    """
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Name) and target.id in tables and isinstance(node.value, ast.Dict):
@@ -257,9 +286,10 @@ def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.exp
                 isinstance(target, ast.Subscript)
                 and isinstance(target.value, ast.Name)
                 and target.value.id in tables
+                and isinstance(target.slice, ast.Constant)
+                and isinstance(target.slice.value, str)
             ):
-                if isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str):
-                    yield target.slice.value, node.value
+                yield target.slice.value, node.value
     elif (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Call)
@@ -298,7 +328,9 @@ def _dict_pairs(table: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _feature_labels(conditions: tuple[str, ...]) -> tuple[str, ...]:
-    """Special cases and switched-on features among conditions; the ordinary checks of the platform are none."""
+    """Special cases and switched-on features among conditions; the ordinary checks of the platform are
+    none.
+    """
     return tuple(
         c for c in conditions if c in _LABELS or (c.startswith("ascend_config.") and not c.startswith("not "))
     )
@@ -319,7 +351,9 @@ def _mentions(node: ast.AST, name: str) -> bool:
 
 
 def _super_use(node: Definition, method: str, base: Place) -> Super:
-    """Whether an override calls what it overrides: at the top level of its body (always) or somewhere in it."""
+    """Whether an override calls what it overrides: at the top level of its body (always) or somewhere in
+    it.
+    """
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
 

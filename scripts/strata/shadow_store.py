@@ -1,4 +1,6 @@
-"""Answers about shadows kept between runs: they depend on the trees' content and on this code, and on nothing else."""
+"""Answers about shadows kept between runs: they depend on the trees' content and on this code, and on nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _KEPT = 6
 
 
 class ShadowStore:
-    """One JSON file of answers per state of the trees below ``directory``; a damaged or stale one counts as empty."""
+    """One JSON file of answers per state of the trees below ``directory``; a damaged or stale one counts as
+    empty.
+    """
 
     def __init__(self, directory: Path, trees: Trees, version: str) -> None:
         self._directory = directory
@@ -37,7 +41,9 @@ class ShadowStore:
         self._fresh = True
 
     def save(self) -> None:
-        """Write what is new in one step. A cache that cannot be written is left alone: it is only ever a short cut."""
+        """Write what is new in one step. A cache that cannot be written is left alone: it is only ever a
+        short cut.
+        """
         if not self._fresh:
             return
         data = {q: [asdict(s) for s in answer] for q, answer in sorted(self._answers.items())}
@@ -77,5 +83,7 @@ def _key(trees: Trees, version: str) -> str:
         for file in trees.files(tree):
             if file.startswith(PACKAGES[tree] + "/"):
                 info = (root / file).stat()
-                total.update(f"{root}\0{file}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\n".encode())
+                total.update(
+                    f"{root}\0{file}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\n".encode()
+                )
     return total.hexdigest()

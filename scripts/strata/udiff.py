@@ -8,7 +8,9 @@ _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
 def unified(file: str, before: str | None, after: str, *, context: int = 3) -> str:
-    """The diff from ``before`` (None: a new file) to ``after``; empty where they are equal. Lines end as in the texts."""
+    """The diff from ``before`` (None: a new file) to ``after``; empty where they are equal. Lines end as in
+    the texts.
+    """
     if before == after:
         return ""
     head = f"diff --git a/{file} b/{file}\n"

@@ -12,9 +12,18 @@ from strata.shadow import Shadow
 
 # best first; what absorbs or orphans a patch ranks above all of these
 ORDER = (
-    "UNTOUCHED", "MOVED", "NEEDS_REVIEW", "CONTRACT_CHANGED", "NO_LOCK", "SHADOWED", "IDLE", "AMBIGUOUS", "CONFLICT",
-    "SYMBOL_GONE", "FILE_GONE",
-)  # fmt: skip
+    "UNTOUCHED",
+    "MOVED",
+    "NEEDS_REVIEW",
+    "CONTRACT_CHANGED",
+    "NO_LOCK",
+    "SHADOWED",
+    "IDLE",
+    "AMBIGUOUS",
+    "CONFLICT",
+    "SYMBOL_GONE",
+    "FILE_GONE",
+)
 # verdicts that a person can take upon them; for the others the patch has to change first
 AFFIRMABLE = frozenset({"MOVED", "NEEDS_REVIEW", "CONTRACT_CHANGED", "NO_LOCK"})
 FAULT_VERDICTS = {
@@ -26,10 +35,12 @@ FAULT_VERDICTS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One statement about one symbol. go: the build may go on; at is None where it is about the patch as a whole.
+    """One statement about one symbol. go: the build may go on; at is None where it is about the patch as a
+    whole.
 
-    near: for NEEDS_REVIEW, whether the anchor's own surroundings changed. condition: for SHADOWED and IDLE, when it holds;
-    affirmable: a person may affirm it as it is. finding: None exactly for what goes without saying (UNTOUCHED).
+    near: for NEEDS_REVIEW, whether the anchor's own surroundings changed. condition: for SHADOWED and IDLE,
+    when it holds; affirmable: a person may affirm it as it is. finding: None exactly for what goes without
+    saying (UNTOUCHED).
     """
 
     patch: str
@@ -55,10 +66,10 @@ class Found:
 class Seen:
     """What a base shows of one symbol of a patch now.
 
-    at: as the patch names it; place: where it was found (differs after a move); fingerprint: on the pristine base, None
-    where the base has no such symbol; neighbours: of all its anchors, sorted; on: fingerprints on other patches' results;
-    line: 1-based line of the first anchor, or of the symbol; twins: other symbols with the same body; shadows: from
-    ``ShadowInfo.explain_all``.
+    at: as the patch names it; place: where it was found (differs after a move); fingerprint: on the pristine
+    base, None where the base has no such symbol; neighbours: of all its anchors, sorted; on: fingerprints on
+    other patches' results; line: 1-based line of the first anchor, or of the symbol; twins: other symbols
+    with the same body; shadows: from ``ShadowInfo.explain_all``.
     """
 
     at: At
@@ -95,12 +106,25 @@ def _edited(patch: str, lock: Lock | None, seen: Seen) -> Verdict:
     unclear = seen.place.path != seen.at.path or bool(seen.twins)
     if moved and unclear and locked.moved_to != seen.place:
         twins = [f"same body: {t.at} (line {t.line})" for t in seen.twins]
-        return Verdict(patch, seen.at, "MOVED", False, Finding(
-            "MOVED", "the edited symbol has gone to another file"
+        return Verdict(
+            patch,
+            seen.at,
+            "MOVED",
+            False,
+            Finding(
+                "MOVED",
+                "the edited symbol has gone to another file"
                 if seen.place.path != seen.at.path
-                else "several symbols have the body of the edited one", where=seen.where, patch=patch,
-            expected=str(seen.at), found=str(seen.place), details=tuple(twins),
-            hint=f"look at it there, then: {affirm_command(patch)}"), affirmable=True)  # fmt: skip
+                else "several symbols have the body of the edited one",
+                where=seen.where,
+                patch=patch,
+                expected=str(seen.at),
+                found=str(seen.place),
+                details=tuple(twins),
+                hint=f"look at it there, then: {affirm_command(patch)}",
+            ),
+            affirmable=True,
+        )
     changed_on = sorted(k for k, v in locked.on.items() if seen.on.get(k) != v) + sorted(
         set(seen.on) - set(locked.on)
     )
@@ -117,17 +141,42 @@ def _edited(patch: str, lock: Lock | None, seen: Seen) -> Verdict:
         else "far: the anchor's surroundings are as they were",
         *(f"the result of {k}, on which the edit is placed, changed" for k in changed_on),
     ]
-    return Verdict(patch, seen.at, "NEEDS_REVIEW", False, Finding(
-        "NEEDS_REVIEW", f"{_name(seen.at)} changed upstream since the patch was affirmed", where=seen.where, patch=patch,
-        expected=_text(locked), found=seen.fingerprint or "no such symbol on the pristine base", details=tuple(details),
-        hint=f"read the function and `strata diff {patch}`, then: {affirm_command(patch)}"),
-        near=near, affirmable=True)  # fmt: skip
+    return Verdict(
+        patch,
+        seen.at,
+        "NEEDS_REVIEW",
+        False,
+        Finding(
+            "NEEDS_REVIEW",
+            f"{_name(seen.at)} changed upstream since the patch was affirmed",
+            where=seen.where,
+            patch=patch,
+            expected=_text(locked),
+            found=seen.fingerprint or "no such symbol on the pristine base",
+            details=tuple(details),
+            hint=f"read the function and `strata diff {patch}`, then: {affirm_command(patch)}",
+        ),
+        near=near,
+        affirmable=True,
+    )
 
 
 def _moved(patch: str, seen: Seen) -> Verdict:
-    return Verdict(patch, seen.at, "MOVED", True, Finding(
-        "MOVED", "the same body is at another place now; the patch goes there", where=seen.where, patch=patch,
-        expected=str(seen.at), found=str(seen.place), hint=f"write at: {seen.place} in patch.yaml, then affirm"))  # fmt: skip
+    return Verdict(
+        patch,
+        seen.at,
+        "MOVED",
+        True,
+        Finding(
+            "MOVED",
+            "the same body is at another place now; the patch goes there",
+            where=seen.where,
+            patch=patch,
+            expected=str(seen.at),
+            found=str(seen.place),
+            hint=f"write at: {seen.place} in patch.yaml, then affirm",
+        ),
+    )
 
 
 def _used(patch: str, lock: Lock | None, seen: Seen) -> Verdict:
@@ -136,10 +185,22 @@ def _used(patch: str, lock: Lock | None, seen: Seen) -> Verdict:
         return _no_lock(patch, seen, lock)
     if seen.fingerprint == locked.fingerprint:
         return Verdict(patch, seen.at, "UNTOUCHED", True)
-    return Verdict(patch, seen.at, "CONTRACT_CHANGED", False, Finding(
-        "CONTRACT_CHANGED", f"{_name(seen.at)}, which the patch relies on, changed upstream", where=seen.where, patch=patch,
-        expected=_text(locked), found=seen.fingerprint or "no such symbol",
-        hint=f"check that what the patch expects of it still holds, then: {affirm_command(patch)}"), affirmable=True)  # fmt: skip
+    return Verdict(
+        patch,
+        seen.at,
+        "CONTRACT_CHANGED",
+        False,
+        Finding(
+            "CONTRACT_CHANGED",
+            f"{_name(seen.at)}, which the patch relies on, changed upstream",
+            where=seen.where,
+            patch=patch,
+            expected=_text(locked),
+            found=seen.fingerprint or "no such symbol",
+            hint=f"check that what the patch expects of it still holds, then: {affirm_command(patch)}",
+        ),
+        affirmable=True,
+    )
 
 
 def _no_lock(patch: str, seen: Seen, lock: Lock | None) -> Verdict:
@@ -148,9 +209,22 @@ def _no_lock(patch: str, seen: Seen, lock: Lock | None) -> Verdict:
         if lock is None
         else "the lock knows nothing of this symbol yet"
     )
-    return Verdict(patch, seen.at, "NO_LOCK", False, Finding(
-        "NO_LOCK", message, where=seen.where, patch=patch, expected="a lock for this base", found="none",
-        hint=f"read the code, then: {affirm_command(patch)}"), affirmable=True)  # fmt: skip
+    return Verdict(
+        patch,
+        seen.at,
+        "NO_LOCK",
+        False,
+        Finding(
+            "NO_LOCK",
+            message,
+            where=seen.where,
+            patch=patch,
+            expected="a lock for this base",
+            found="none",
+            hint=f"read the code, then: {affirm_command(patch)}",
+        ),
+        affirmable=True,
+    )
 
 
 def no_lock_verdict(verdicts: Sequence[Verdict]) -> Verdict:
@@ -186,15 +260,36 @@ def _shadows(patch: str, lock: Lock | None, seen: Seen, *, used: bool) -> list[V
     about = "what the patch relies on" if used else "the edited code"
     condition = shadow_condition(seen.shadows)
     if not worst.condition:
-        return [Verdict(patch, seen.at, worst.verdict, False, Finding(
-            worst.verdict, f"{about} is not what runs on this base", where=seen.where, patch=patch,
-            expected="code that this base runs", found=worst.message, details=details,
-            hint=f"edit what runs instead (see {worst.by}), or take the patch out for this base"))]  # fmt: skip
+        return [
+            Verdict(
+                patch,
+                seen.at,
+                worst.verdict,
+                False,
+                Finding(
+                    worst.verdict,
+                    f"{about} is not what runs on this base",
+                    where=seen.where,
+                    patch=patch,
+                    expected="code that this base runs",
+                    found=worst.message,
+                    details=details,
+                    hint=f"edit what runs instead (see {worst.by}), or take the patch out for this base",
+                ),
+            )
+        ]
     affirmed = lock.affirmation(seen.at, worst.verdict, condition) if lock else None
     finding = Finding(
-        worst.verdict, f"{about} is not what runs under a condition" + (f"; affirmed: {affirmed.reason}" if affirmed else ""),
-        where=seen.where, patch=patch, expected="code that this base runs", found=f"conditional: {condition}", details=details,
-        hint="" if affirmed else f"if the patch is meant for the other case: {affirm_command(patch)}")  # fmt: skip
+        worst.verdict,
+        f"{about} is not what runs under a condition"
+        + (f"; affirmed: {affirmed.reason}" if affirmed else ""),
+        where=seen.where,
+        patch=patch,
+        expected="code that this base runs",
+        found=f"conditional: {condition}",
+        details=details,
+        hint="" if affirmed else f"if the patch is meant for the other case: {affirm_command(patch)}",
+    )
     return [
         Verdict(
             patch, seen.at, worst.verdict, affirmed is not None, finding, condition=condition, affirmable=True
@@ -203,7 +298,9 @@ def _shadows(patch: str, lock: Lock | None, seen: Seen, *, used: bool) -> list[V
 
 
 def shadow_condition(shadows: Sequence[Shadow]) -> str:
-    """The conditions of several conditional shadows in one line, in a stable order: what an affirmation is about."""
+    """The conditions of several conditional shadows in one line, in a stable order: what an affirmation is
+    about.
+    """
     return "; or ".join(
         dict.fromkeys(f"{s.verdict.lower()} by {_without_line(s.by)}: {s.condition}" for s in shadows)
     )
@@ -222,8 +319,22 @@ def fault_verdict(patch: str, at: At | None, finding: Finding, likely: Sequence[
         *(f"candidate: {f.at} (line {f.line}), {f.likeness:.0%} alike" for f in likely),
     )
     hint = finding.hint or f"mend the anchor; see: strata why {at or patch}"
-    return Verdict(patch, at, name, False, Finding(
-        finding.code, finding.message, finding.where or str(at or ""), patch, finding.expected, finding.found, hint, details))  # fmt: skip
+    return Verdict(
+        patch,
+        at,
+        name,
+        False,
+        Finding(
+            finding.code,
+            finding.message,
+            finding.where or str(at or ""),
+            patch,
+            finding.expected,
+            finding.found,
+            hint,
+            details,
+        ),
+    )
 
 
 def gone_verdict(
@@ -233,10 +344,24 @@ def gone_verdict(
     name = "FILE_GONE" if file_gone else "SYMBOL_GONE"
     role = "the patch relies on" if used else "the patch edits"
     details = tuple(f"candidate: {f.at} (line {f.line}), {f.likeness:.0%} alike" for f in likely)
-    return Verdict(patch, at, name, False, Finding(
-        name, f"the {'file' if file_gone else 'symbol'} that {role} is not in this base", where=str(at), patch=patch,
-        expected=str(at), found="no such file" if file_gone else "no such symbol", details=details,
-        hint="name its successor in patch.yaml" + (f", perhaps {likely[0].at}" if likely else "") + ", or retire the patch"))  # fmt: skip
+    return Verdict(
+        patch,
+        at,
+        name,
+        False,
+        Finding(
+            name,
+            f"the {'file' if file_gone else 'symbol'} that {role} is not in this base",
+            where=str(at),
+            patch=patch,
+            expected=str(at),
+            found="no such file" if file_gone else "no such symbol",
+            details=details,
+            hint="name its successor in patch.yaml"
+            + (f", perhaps {likely[0].at}" if likely else "")
+            + ", or retire the patch",
+        ),
+    )
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -1,4 +1,6 @@
-"""The survey of a series on trees: every verdict on small trees, and what random mutations may and may not give."""
+"""The survey of a series on trees: every verdict on small trees, and what random mutations may and may not
+give.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from series_tools import VERSION, code, make_series, make_trees
-
 from strata.affirm import affirm
 from strata.check import Base, Survey, no_findings, survey
 from strata.errors import StrataError
@@ -169,7 +170,12 @@ def test_file_gone(bench: Bench) -> None:
 
 
 def test_moved_to_another_file_waits_for_a_word(bench: Bench) -> None:
-    bench.put({FILE: "def pick(values, limit):\n    return sorted(values)[-1:limit]\n", "vllm_ascend/new.py": SOURCE})
+    bench.put(
+        {
+            FILE: "def pick(values, limit):\n    return sorted(values)[-1:limit]\n",
+            "vllm_ascend/new.py": SOURCE,
+        }
+    )
     found = bench.survey()
     verdict = found.worst("one")
     assert verdict is not None and verdict.name == "MOVED" and not verdict.go
@@ -231,7 +237,14 @@ def test_shadowed_for_edits_and_uses(tmp_path: Path) -> None:
 
 
 def test_a_conditional_shadow_is_affirmed_under_its_condition(tmp_path: Path) -> None:
-    keep = "from vllm.s import Sampler\n_old = Sampler.sample\ndef new(*a): return _old(*a)\nSampler.sample = new\n"
+    keep = code(
+        """
+        from vllm.s import Sampler
+        _old = Sampler.sample
+        def new(*a): return _old(*a)
+        Sampler.sample = new
+        """
+    )
     found = Bench(tmp_path, {"one": VLLM_PATCH}, SHADOWED | {"vllm_ascend/patch/platform/patch_x.py": keep})
     assert "SHADOWED" in found.names()
     found.affirm("one", reason="the wrapper calls it")
@@ -268,8 +281,12 @@ def test_interactions_are_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_smaller_series_are_planned_where_files_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """one and two share a file, three has its own: alone each of the first two is planned again, and its fault told."""
+def test_smaller_series_are_planned_where_files_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """one and two share a file, three has its own: alone each of the first two is planned again, and its
+    fault told.
+    """
     from strata import check
     from strata.errors import Finding
     from strata.plan import Fault, Plan
@@ -288,14 +305,18 @@ def test_smaller_series_are_planned_where_files_are_shared(tmp_path: Path, monke
         if "only" in options:
             planned.append(tuple(options["only"]))
             if options["only"] == ("two",):
-                result.faults.append(Fault("two", 0, At.parse(f"{FILE}::pick"), Finding("E-RESULT", "does not parse")))
+                result.faults.append(
+                    Fault("two", 0, At.parse(f"{FILE}::pick"), Finding("E-RESULT", "does not parse"))
+                )
         return result
 
     monkeypatch.setattr(check, "plan_series", plan)
     result = found.survey()
     assert sorted(planned) == [("one",), ("two",)]
     assert result.go(["one"]) and result.go(["three"]) and not result.go(["two"])
-    assert [f.message for f in no_findings(result, ["two"])] == ["without one: does not parse"]  # once, not twice
+    assert [f.message for f in no_findings(result, ["two"])] == [
+        "without one: does not parse"
+    ]  # once, not twice
 
 
 def test_one_affirm_covers_all_patches_on_the_symbol(tmp_path: Path) -> None:
@@ -322,7 +343,11 @@ def test_an_unknown_symbol_is_refused_with_the_near_one(bench: Bench) -> None:
 
 
 def test_edits_on_another_result_lock_both(tmp_path: Path) -> None:
-    two = {"edits": [{"at": f"{FILE}::Sampler.sample", "on": "one", "find": "ours($$$A)", "replace": "best($$$A)"}]}
+    two = {
+        "edits": [
+            {"at": f"{FILE}::Sampler.sample", "on": "one", "find": "ours($$$A)", "replace": "best($$$A)"}
+        ]
+    }
     found = Bench(tmp_path, {"one": PATCH, "two": two}, {FILE: SOURCE})
     found.affirm("one", "two")
     lock = found.survey().locks["two"]
@@ -351,7 +376,8 @@ def test_the_shape_of_the_data(bench: Bench) -> None:
     assert {"code", "message", "where", "expected", "found", "hint"} <= set(finding)
 
 
-# --- mutations --------------------------------------------------------------------------------------------------
+# --- mutations
+# --------------------------------------------------------------------------------------------------
 
 TOKENS = re.compile(r"\w+|[^\w\s]")
 START = SOURCE.index("    def sample")
@@ -382,7 +408,9 @@ def test_white_space_and_comments_keep_it_untouched(affirmed: Bench, data: st.Da
     lines = SOURCE.splitlines()
     for _ in range(data.draw(st.integers(1, 5))):
         where = data.draw(st.integers(0, len(lines)))
-        lines.insert(where, data.draw(st.sampled_from(["", "# a comment", "        # pick(scaled, 9)", "   "])))
+        lines.insert(
+            where, data.draw(st.sampled_from(["", "# a comment", "        # pick(scaled, 9)", "   "]))
+        )
     tail = data.draw(st.sampled_from(["", "  ", "  # note"]))
     line = data.draw(st.integers(0, len(lines) - 1))
     lines[line] += tail
@@ -391,11 +419,19 @@ def test_white_space_and_comments_keep_it_untouched(affirmed: Bench, data: st.Da
 
 @SLOW
 @given(match=st.sampled_from(INSIDE), how=st.sampled_from(["drop", "rename", "double"]))
-def test_a_token_changed_in_the_symbol_is_never_untouched(affirmed: Bench, match: re.Match[str], how: str) -> None:
-    change: Callable[[str], str] = {"drop": lambda t: "", "rename": lambda t: t + "_x", "double": lambda t: f"{t} {t}"}[how]
+def test_a_token_changed_in_the_symbol_is_never_untouched(
+    affirmed: Bench, match: re.Match[str], how: str
+) -> None:
+    change: Callable[[str], str] = {
+        "drop": lambda t: "",
+        "rename": lambda t: t + "_x",
+        "double": lambda t: f"{t} {t}",
+    }[how]
     text = SOURCE[: match.start()] + change(match[0]) + SOURCE[match.end() :]
     names = _look(affirmed, text)
-    if "UNTOUCHED" in names:  # only where the token means nothing: the same tree, such as a doubled parenthesis
+    if (
+        "UNTOUCHED" in names
+    ):  # only where the token means nothing: the same tree, such as a doubled parenthesis
         import ast
 
         assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(SOURCE))
@@ -408,14 +444,18 @@ def test_a_token_changed_in_the_symbol_is_never_untouched(affirmed: Bench, match
 
 
 @SLOW
-@given(old=st.sampled_from(OUTSIDE), extra=st.sampled_from(["\nVALUE = 3\n", "\ndef more():\n    return 1\n", ""]))
+@given(
+    old=st.sampled_from(OUTSIDE),
+    extra=st.sampled_from(["\nVALUE = 3\n", "\ndef more():\n    return 1\n", ""]),
+)
 def test_a_change_in_another_symbol_keeps_it_untouched(affirmed: Bench, old: str, extra: str) -> None:
     new = {"x + 1": "x - 1", "limit = 4": "limit = 40", "import os": "import sys", "def other": "def another"}
     text = SOURCE.replace(old, new.get(old, "(self, x, y=0)"), 1) + extra
     assert _look(affirmed, text) == ["UNTOUCHED"]
 
 
-# --- the real trees ---------------------------------------------------------------------------------------------
+# --- the real trees
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sources

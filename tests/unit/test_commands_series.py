@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from series_tools import VERSION, code, make_series, make_trees
-
 from strata.cli import main
 from strata.export import is_build_input
 from strata.udiff import unified
@@ -32,18 +31,26 @@ SOURCE = code(
 )
 CMAKE = "set(SOURCES\n    a.cpp\n)\n"
 PATCHES: dict[str, Any] = {
-    "base-part": {"kind": "build", "files": {"vllm_ascend/strata/helper.py": "def help_it(x):\n    return x\n"}},
+    "base-part": {
+        "kind": "build",
+        "files": {"vllm_ascend/strata/helper.py": "def help_it(x):\n    return x\n"},
+    },
     "fast-step": {
         "kind": "perf",
         "title": "A faster step",
         "why": "Because steps are slow.",
         "switch": {"name": "fast_step", "default": True},
         "requires": ["base-part"],
-        "evidence": [{"source": "a report", "metric": "ms", "before": 7.02, "after": 5.12, "verified_here": False}],
+        "evidence": [
+            {"source": "a report", "metric": "ms", "before": 7.02, "after": 5.12, "verified_here": False}
+        ],
         "uses": [f"{FILE}::compute"],
         "edits": [{"at": f"{FILE}::step", "find": "compute($X)", "replace": "help_it(compute($X))"}],
     },
-    "build-list": {"kind": "build", "edits": [{"at": "csrc/CMakeLists.txt", "find": "a.cpp", "after": "b.cpp"}]},
+    "build-list": {
+        "kind": "build",
+        "edits": [{"at": "csrc/CMakeLists.txt", "find": "a.cpp", "after": "b.cpp"}],
+    },
 }
 FILES = {FILE: SOURCE, "csrc/CMakeLists.txt": CMAKE}
 
@@ -317,7 +324,8 @@ def test_affirm_refuses_a_conflict(ready: Shell) -> None:
     assert lock.read_bytes() == before
 
 
-# --- where to work ----------------------------------------------------------------------------------------------
+# --- where to work
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_root_is_found_upwards(ready: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,15 +396,28 @@ def test_build_inputs(file: str, expected: bool) -> None:
     assert is_build_input(file) is expected
 
 
-# --- the real trees ---------------------------------------------------------------------------------------------
+# --- the real trees
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sources
-def test_the_series_diff_applies_to_the_release(real_trees: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_series_diff_applies_to_the_release(
+    real_trees: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import shutil
 
     root = Path(__file__).resolve().parents[2]
-    status = main(["diff", "--root", str(root), "--base", VERSION, "--trees", str(real_trees.roots["vllm-ascend"].parent)])
+    status = main(
+        [
+            "diff",
+            "--root",
+            str(root),
+            "--base",
+            VERSION,
+            "--trees",
+            str(real_trees.roots["vllm-ascend"].parent),
+        ]
+    )
     out = capsys.readouterr().out
     assert status == 0 and out.startswith("diff --git")
     files = [line.split(" b/", 1)[1] for line in out.splitlines() if line.startswith("diff --git ")]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from series_tools import VERSION, code, make_trees
-
 from strata.model import At
 from strata.shadow import Shadow, ShadowInfo, shadow_map
 from strata.shadow_store import ShadowStore
@@ -90,7 +89,10 @@ def test_assigned_over_without_condition(tmp_path: Path) -> None:
     [
         ("from vllm import sched\nS = sched.Scheduler\nS.update = lambda self: 0", "Scheduler.update"),
         ("from vllm.sched import Scheduler as S\nsetattr(S, 'update', lambda self: 0)", "Scheduler.update"),
-        ("from vllm.sched import Scheduler as S\nN = 'update'\nsetattr(S, N, lambda self: 0)", "Scheduler.update"),
+        (
+            "from vllm.sched import Scheduler as S\nN = 'update'\nsetattr(S, N, lambda self: 0)",
+            "Scheduler.update",
+        ),
         ("import sys\nm = sys.modules.get('vllm.sched')\nif m is not None:\n    m.free = 1", "free"),
         ("def go():\n    import vllm.sched as s\n    s.free = 1\ngo()", "free"),
     ],
@@ -135,9 +137,10 @@ def test_the_condition_of_the_import_counts(tmp_path: Path) -> None:
 
 
 def test_another_release_takes_the_other_branch(tmp_path: Path) -> None:
+    assign = "from vllm.sched import Scheduler\nScheduler.{} = 1\n"
     files = {
-        "vllm_ascend/patch/platform/patch_never.py": "from vllm.sched import Scheduler\nScheduler.update = 1\n",
-        "vllm_ascend/patch/platform/patch_release.py": "from vllm.sched import Scheduler\nScheduler.schedule = 1\n",
+        "vllm_ascend/patch/platform/patch_never.py": assign.format("update"),
+        "vllm_ascend/patch/platform/patch_release.py": assign.format("schedule"),
     }
     found = info(tmp_path, files, version="0.24.0rc1")
     assert why(found, "vllm::vllm/sched.py::Scheduler.update") is not None
@@ -399,7 +402,8 @@ def test_a_damaged_store_counts_as_empty(tmp_path: Path) -> None:
     assert ShadowStore(tmp_path / "cache", trees, VERSION).get("q") is None
 
 
-# --- the real trees ---------------------------------------------------------------------------------------------
+# --- the real trees
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -411,8 +415,9 @@ def real(real_trees: Trees) -> ShadowInfo:
 def test_counts_on_the_release(real: ShadowInfo) -> None:
     """Against a published count of 202 names, 189 of them vLLM's, made without following aliases.
 
-    Ours has eight more, all vLLM's: four reached through a local alias (``X = module.Class``, ``sys.modules.get``), four
-    through setattr with a named constant. The thirteen outside vLLM are torch's, torchair's and vllm-ascend's own.
+    Ours has eight more, all vLLM's: four reached through a local alias (``X = module.Class``,
+    ``sys.modules.get``), four through setattr with a named constant. The thirteen outside vLLM are torch's,
+    torchair's and vllm-ascend's own.
     """
     targets = {a.target for a in real.assignments}
     ours = {t for t in targets if t.startswith("vllm.")}
@@ -432,7 +437,9 @@ def test_counts_on_the_release(real: ShadowInfo) -> None:
     assert len(targets) - 8 == 202
     assert len(ours) - 8 == 189
     kinds = {a.target: a.kind for a in real.assignments if a.target in ours}
-    counted = {k: sum(1 for v in kinds.values() if v == k) for k in ("defined", "imported", "inherited", "added")}
+    counted = {
+        k: sum(1 for v in kinds.values() if v == k) for k in ("defined", "imported", "inherited", "added")
+    }
     assert counted == {"defined": 102, "imported": 23, "inherited": 22, "added": 49}
     assert sum(1 for t in ours if any(a.target == t and not a.dead for a in real.assignments)) == 167
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.errors import Finding
 from strata.lock import Affirmation, Lock, LockBase, LockedEdit, LockedUse
 from strata.model import At
@@ -42,7 +41,9 @@ def locked(**edit: object) -> Lock:
 
 
 def seen(**parts: object) -> Seen:
-    return Seen(**{"at": AT, "place": AT, "fingerprint": fp(1), "body": fp(2), "neighbours": (fp(3),), **parts})  # type: ignore[arg-type]
+    return Seen(
+        **{"at": AT, "place": AT, "fingerprint": fp(1), "body": fp(2), "neighbours": (fp(3),), **parts}
+    )  # type: ignore[arg-type]
 
 
 def only(verdicts: list[Verdict]) -> Verdict:
@@ -55,7 +56,9 @@ def test_untouched() -> None:
     assert (verdict.name, verdict.go, verdict.finding) == ("UNTOUCHED", True, None)
 
 
-@pytest.mark.parametrize(("neighbours", "near"), [((fp(3),), False), ((fp(4),), True), ((fp(3), fp(4)), False)])
+@pytest.mark.parametrize(
+    ("neighbours", "near"), [((fp(3),), False), ((fp(4),), True), ((fp(3), fp(4)), False)]
+)
 def test_needs_review_near_and_far(neighbours: tuple[str, ...], near: bool) -> None:
     verdict = only(edit_verdicts("p", locked(), seen(fingerprint=fp(9), neighbours=neighbours)))
     assert (verdict.name, verdict.go, verdict.near, verdict.affirmable) == ("NEEDS_REVIEW", False, near, True)
@@ -126,7 +129,9 @@ def test_a_conditional_shadow_stops_until_affirmed_under_its_condition() -> None
     verdict = edit_verdicts("p", locked(), shade)[0]
     assert (verdict.name, verdict.go, verdict.affirmable) == ("IDLE", False, True)
     assert "310P" in verdict.condition
-    word = Affirmation(symbol=str(AT), verdict="IDLE", reason="meant so", date="2026-01-01", condition=verdict.condition)
+    word = Affirmation(
+        symbol=str(AT), verdict="IDLE", reason="meant so", date="2026-01-01", condition=verdict.condition
+    )
     kept = locked().model_copy(update={"affirmed": (word,)})
     assert edit_verdicts("p", kept, shade)[0].go
     other = Shadow("dead-branch", "IDLE", "vllm_ascend/a.py:5", "not by default", "only with xlite")

@@ -35,7 +35,9 @@ class Setting:
     directory: Path
 
     def base(self, series: Series, *, pristine: bool = True) -> Base:
-        """The trees. pristine: E-DIRTY where a series is applied to them, for verdicts are about what upstream wrote."""
+        """The trees. pristine: E-DIRTY where a series is applied to them, for verdicts are about what
+        upstream wrote.
+        """
         from strata.apply import already_applied
 
         trees = Trees.at(self.directory)
@@ -69,14 +71,17 @@ def _setting(trees: Path | None, base: str | None, root: Path | None) -> Setting
                 f"the sources of {version} are not here",
                 expected=str(directory),
                 found="no such directory",
-                hint=f"make sources VERSION={version}\nor name the trees: --trees DIR (holds vllm-ascend/ and vllm/)",
+                hint=f"make sources VERSION={version}\n"
+                "or name the trees: --trees DIR (holds vllm-ascend/ and vllm/)",
             )
         )
     return Setting(root, version, directory)
 
 
 def find_root(given: Path | None) -> Path:
-    """The directory that holds ``layers/source/series.yaml``: the given one, or the nearest above the working directory."""
+    """The directory that holds ``layers/source/series.yaml``: the given one, or the nearest above the working
+    directory.
+    """
     start = (given or Path.cwd()).resolve()
     for directory in [start] if given else [start, *start.parents]:
         if (directory / "layers" / "source" / "series.yaml").is_file():
@@ -94,7 +99,9 @@ def find_root(given: Path | None) -> Path:
 
 
 def default_version(root: Path) -> str:
-    """The base that is meant when none is named: the newest that has locks, else the newest in images/bases.yaml."""
+    """The base that is meant when none is named: the newest that has locks, else the newest in
+    images/bases.yaml.
+    """
     versions = locked_versions(root)
     if not versions and (root / "images" / "bases.yaml").is_file():
         from packaging.version import Version
@@ -198,7 +205,8 @@ def apply(out: Path | None, without: tuple[str, ...], dry_run: bool, revert: boo
         counts = write_out(out, plan.files, series, plan.executable)
         proof.write(out / "proof.json", plan, series)
         click.echo(
-            f"{len(series.patches)} patches: {counts['source']} source files, {counts['csrc']} build inputs in {out}"
+            f"{len(series.patches)} patches: {counts['source']} source files, "
+            f"{counts['csrc']} build inputs in {out}"
         )
         return 0
     written = engine.write(plan, base.trees, series.digest())
@@ -234,8 +242,8 @@ def _refusal(result: Survey) -> list[Finding]:
 def diff(ids: tuple[str, ...], tree: str | None, setting: Setting) -> int:
     """Show what the series (or some patches with what they require) changes, as an ordinary unified diff.
 
-    Paths are relative to the tree, for `git apply` or `patch -p1` there. Where both trees change, they begin with the
-    tree's directory and the diff is for the directory that holds both.
+    Paths are relative to the tree, for `git apply` or `patch -p1` there. Where both trees change, they begin
+    with the tree's directory and the diff is for the directory that holds both.
     """
     from strata.plan import plan_series
     from strata.udiff import unified
@@ -338,9 +346,8 @@ def _about_patch(patch_id: str, result: Survey, setting: Setting) -> str:
     if lock is None:
         lines.append("lock: none")
     else:
-        lines.append(
-            f"lock: {lock_path(Path(), setting.version, patch_id)}: {len(lock.edits)} edited, {len(lock.uses)} used symbols"
-        )
+        path = lock_path(Path(), setting.version, patch_id)
+        lines.append(f"lock: {path}: {len(lock.edits)} edited, {len(lock.uses)} used symbols")
         for entry in lock.affirmed:
             condition = f" [{entry.condition}]" if entry.condition else ""
             lines.append(f"  {entry.date} {entry.verdict} {entry.symbol}{condition}: {entry.reason}")
@@ -366,13 +373,20 @@ def _wrapped(text: str) -> list[str]:
 @click.option("--reason", required=True, help="Why the patch is right on this code; kept in the lock.")
 @_places
 def affirm(ids: tuple[str, ...], symbol: str | None, everything: bool, reason: str, setting: Setting) -> int:
-    """Record that a person has seen the code a patch stands on: fingerprints and the reason go into its lock."""
+    """Record that a person has seen the code a patch stands on: fingerprints and the reason go into its
+    lock.
+    """
     reason = " ".join(reason.split())
     if not reason or not any(c.isalnum() for c in reason):
         raise StrataError(
-            Finding("E-AFFIRM", "an affirmation needs a reason", expected="what you looked at and why it is right",
-                    found=repr(reason), hint='--reason "…"')
-        )  # fmt: skip
+            Finding(
+                "E-AFFIRM",
+                "an affirmation needs a reason",
+                expected="what you looked at and why it is right",
+                found=repr(reason),
+                hint='--reason "…"',
+            )
+        )
     if sum((bool(ids), symbol is not None and not ids, everything)) != 1:
         raise click.UsageError("name patches, or --symbol AT, or --all")
     at = None
