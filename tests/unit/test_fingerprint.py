@@ -187,6 +187,7 @@ def other_interpreters() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def run_script(interpreter: str, *arguments: str) -> str:
     done = subprocess.run([interpreter, str(SCRIPT), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
