@@ -275,8 +275,20 @@ def _hash(path: Path) -> str | None:
 
 
 def _check_clean(plan: Plan, trees: Trees) -> None:
-    """Every file must be what the plan was made on."""
+    """Every file must be what the plan was made on, and a file of its own: a rename would cut a link off."""
     dirty = []
+    links = [path for path in plan.original if trees.path(*path).is_symlink()]
+    if links:
+        raise StrataError(
+            Finding(
+                "E-WRITE",
+                "a file to be patched is a symbolic link",
+                where=str(At(tree=links[0][0], file=links[0][1])),
+                expected="a regular file of the tree",
+                found=f"a link to {trees.path(*links[0]).readlink()}",
+                hint="put the file itself there",
+            )
+        )
     for (tree, file), before in plan.original.items():
         found = _hash(trees.path(tree, file))
         expected = None if before is None else hashlib.sha256(before.encode()).hexdigest()

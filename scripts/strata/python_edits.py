@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,9 @@ from strata.python_templates import (
 )
 from strata.python_text import indent_after_first, newline_of, tokens
 from strata.spans import RANK_BREAK, PlaceFault, Placement, Span
+
+_SEPARATOR = re.compile(r"[ \t\f]*;(?:[ \t\f]|\\(?:\r\n|\r|\n))*")
+_BLANK = re.compile(r"(?:[ \t\f;]|\\(?:\r\n|\r|\n))\Z")
 
 
 @dataclass
@@ -99,23 +103,46 @@ def _where(scope: Scope, node: ast.stmt) -> tuple[list[ast.stmt], int]:
     return list(block.statements), n
 
 
+def _joined(scope: Scope, block: list[ast.stmt], n: int) -> bool:
+    """Whether statement ``n`` of a block stands behind a ``;`` on the logical line of the one before it."""
+    if n < 1 or n >= len(block):
+        return False
+    module = scope.module
+    between = module.source[module.end(block[n - 1]) : module.start(block[n])]
+    return _SEPARATOR.fullmatch(between) is not None
+
+
 def _line_mates(scope: Scope, node: ast.stmt) -> tuple[ast.stmt, bool]:
-    """The first statement of the block on the line of ``node``, and whether it starts that line."""
-    module, (block, n) = scope.module, _where(scope, node)
-    while n and module.lines.line_of(module.end(block[n - 1])) == module.lines.line_of(
-        module.start(block[n])
-    ):
+    """The first statement of the block on the logical line of ``node``, and whether it starts that line."""
+    block, n = _where(scope, node)
+    while _joined(scope, block, n):
         n -= 1
-    start = module.start(block[n])
-    return block[n], not module.source[module.lines.start_of(start) : start].strip("\ufeff \t\f")
+    return block[n], n > 0 or not _behind_colon(scope.module, scope.module.start(block[n]))
+
+
+def _behind_colon(module: PyModule, start: int) -> bool:
+    """Whether what starts there stands on the logical line of the header that it belongs to."""
+    low = _before_blanks(module.source, start)
+    if module.source[low - 1 : low] != ":":
+        return False
+    line = module.source[module.lines.start_of(low) : low]
+    return module.lines.line_of(low) == module.lines.line_of(start) or "#" not in line
+
+
+def _before_blanks(source: str, offset: int) -> int:
+    """Where the white space, ``;`` and joined line ends in front of ``offset`` begin."""
+    while (blank := _BLANK.search(source, max(offset - 3, 0), offset)) is not None:
+        offset = blank.start()
+    return offset
 
 
 def _indent(scope: Scope, node: ast.stmt) -> str:
     """The indentation of the block of ``node``; what it will be for a suite on its header's line."""
     first, starts_line = _line_mates(scope, node)
-    indent = scope.module.lines.indent_of(scope.module.start(first))
+    module, start = scope.module, scope.module.start(first)
     if starts_line:
-        return indent
+        return module.lines.indent_of(start)
+    indent = module.lines.indent_of(_before_blanks(module.source, start))
     return indent + ("\t" if indent.startswith("\t") else "    ")
 
 
@@ -127,8 +154,8 @@ def _break_suite(work: Work, node: ast.stmt) -> None:
 
 
 def _break_at(work: Work, start: int, indent: str) -> None:
-    source = work.module.source
-    low = len(source[:start].rstrip(" \t;"))
+    """Put what starts at ``start`` on a line of its own, in place of the white space and ``;`` before it."""
+    low = _before_blanks(work.module.source, start)
     text = work.newline + indent
     if low == start:
         work.add(Span(start, start, text, "insert", merge="break", rank=RANK_BREAK))
@@ -137,19 +164,12 @@ def _break_at(work: Work, start: int, indent: str) -> None:
 
 
 def _previous_on_line(scope: Scope, node: ast.stmt) -> bool:
-    block, n = _where(scope, node)
-    lines = scope.module.lines
-    return n > 0 and lines.line_of(scope.module.end(block[n - 1])) == lines.line_of(scope.module.start(node))
+    return _joined(scope, *_where(scope, node))
 
 
 def _next_on_line(scope: Scope, node: ast.stmt) -> ast.stmt | None:
     block, n = _where(scope, node)
-    lines = scope.module.lines
-    if n + 1 < len(block) and lines.line_of(scope.module.start(block[n + 1])) == lines.line_of(
-        scope.module.end(node)
-    ):
-        return block[n + 1]
-    return None
+    return block[n + 1] if _joined(scope, block, n + 1) else None
 
 
 def _insert_before(work: Work, node: ast.stmt, text: str) -> None:

@@ -213,6 +213,15 @@ def test_a_new_file_that_appeared_after_the_plan_is_refused(case: Case) -> None:
     assert path.read_text() == "theirs\n"
 
 
+def test_a_link_is_not_cut_off(case: Case, tmp_path: Path) -> None:
+    path = case.trees.path("vllm-ascend", "vllm_ascend/a.py")
+    path.rename(tmp_path / "elsewhere.py")
+    path.symlink_to(tmp_path / "elsewhere.py")
+    assert code_of(lambda: write(case.plan, case.trees)) == "E-WRITE"
+    assert path.is_symlink()
+    assert case.state() == case.before
+
+
 def test_a_plan_with_faults_is_not_written(case: Case, tmp_path: Path) -> None:
     bad = {**PATCHES, "r": {"edits": [{"at": "vllm_ascend/a.py::f", "find": "gone()", "replace": "1"}]}}
     plan = plan_series(make_series(tmp_path / "bad", bad), case.trees, VERSION)
