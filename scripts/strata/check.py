@@ -319,13 +319,13 @@ def _seen_edits(patch_id: str, plan: Plan, moved: dict[At, At], base: Base) -> l
 
 def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
     lock = result.locks[patch_id]
+    ours = {key for p in result.series.patches for key in p.files}
     verdicts: list[Verdict] = []
     for fault in result.plan.faults:
         if fault.patch == patch_id:
-            verdicts.append(_of_fault(fault, lock, base))
+            verdicts.append(_of_fault(fault, lock, base, ours))
     for seen in result.seen[patch_id]:
         verdicts += edit_verdicts(patch_id, lock, seen)
-    ours = {key for p in result.series.patches for key in p.files}
     for at in result.series[patch_id].spec.uses:
         if at.path in ours:
             continue  # a new file of the series: its content is the series' own
@@ -355,13 +355,17 @@ def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
     return _only_the_decisive(verdicts) if lock is None else list(dict.fromkeys(verdicts))
 
 
-def _of_fault(fault: Fault, lock: Lock | None, base: Base) -> Verdict:
+def _of_fault(fault: Fault, lock: Lock | None, base: Base, ours: Collection[tuple[str, str]]) -> Verdict:
     at = fault.at
+    if at is not None and at.path in ours:
+        return fault_verdict(fault.patch, at, fault.finding)  # about a new file of the series, not upstream's
     if at is not None and at.symbol and fault.finding.code in ("E-SYMBOL-GONE", "E-FILE-GONE"):
         likely = base.candidates(at, lock.edit(at) if lock else None)
-        return gone_verdict(fault.patch, at, file_gone=base.text(at.path) is None, likely=likely)
+        file_gone = base.text(at.path) is None
+        files = fault.finding.details if file_gone and not likely else ()
+        return gone_verdict(fault.patch, at, file_gone=file_gone, likely=likely, files=files)
     if at is not None and base.text(at.path) is None:
-        return gone_verdict(fault.patch, at, file_gone=True)
+        return gone_verdict(fault.patch, at, file_gone=True, files=fault.finding.details)
     return fault_verdict(fault.patch, at, fault.finding)
 
 

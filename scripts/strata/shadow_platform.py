@@ -191,7 +191,8 @@ class Platform:
                 text = self._modules.text(tree, file) or ""
                 if name not in text:
                     continue
-                names = {name, *re.findall(rf"\b{re.escape(name)}\s+as\s+(\w+)", text)}
+                renamed = re.findall(rf"\b{re.escape(name)} +as +(\w+)", text) if f"{name} as" in text else []
+                names = {name, *renamed}
                 words = "|".join(map(re.escape, sorted(names)))
                 for match in re.finditer(rf"^class\s+(\w+)\s*\([^)]*\b(?:{words})\b", text, re.MULTILINE):
                     module = self._modules.module(tree, file)

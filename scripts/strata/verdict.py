@@ -338,12 +338,23 @@ def fault_verdict(patch: str, at: At | None, finding: Finding, likely: Sequence[
 
 
 def gone_verdict(
-    patch: str, at: At, *, file_gone: bool, likely: Sequence[Found] = (), used: bool = False
+    patch: str,
+    at: At,
+    *,
+    file_gone: bool,
+    likely: Sequence[Found] = (),
+    files: Sequence[str] = (),
+    used: bool = False,
 ) -> Verdict:
-    """The verdict for a symbol, edited or used, that the base no longer has."""
+    """The verdict for a symbol, edited or used, that the base no longer has.
+
+    likely: symbols, and files: paths that may be its successors, best first.
+    """
     name = "FILE_GONE" if file_gone else "SYMBOL_GONE"
     role = "the patch relies on" if used else "the patch edits"
     details = tuple(f"candidate: {f.at} (line {f.line}), {f.likeness:.0%} alike" for f in likely)
+    details += tuple(f"candidate: {file}" for file in files)
+    successor = str(likely[0].at) if likely else files[0] if files else ""
     return Verdict(
         patch,
         at,
@@ -358,7 +369,7 @@ def gone_verdict(
             found="no such file" if file_gone else "no such symbol",
             details=details,
             hint="name its successor in patch.yaml"
-            + (f", perhaps {likely[0].at}" if likely else "")
+            + (f", perhaps {successor}" if successor else "")
             + ", or retire the patch",
         ),
     )
