@@ -40,8 +40,23 @@ class Release(Strict):
     operators: tuple[Operator, ...]
     planned: tuple[Planned, ...] = ()
 
+    @property
+    def chips(self) -> list[str]:
+        """The chip families that the operators are built for, sorted."""
+        return sorted({c for o in self.operators for c in o.chips})
+
     def on(self, chip: str) -> tuple[Operator, ...]:
-        """The operators that the release builds for a chip family, in order of name."""
+        """The operators that the release builds for a chip family, in order of name; E-CHIP for another one."""
+        if chip not in self.chips:
+            raise StrataError(
+                Finding(
+                    "E-CHIP",
+                    f"no operators recorded for {chip!r}",
+                    expected="one of " + ", ".join(self.chips),
+                    found=chip,
+                    where=str(OPS_FILE),
+                )
+            )
         return tuple(sorted((o for o in self.operators if chip in o.chips), key=lambda o: o.name))
 
 
@@ -87,7 +102,7 @@ def compare(recorded: Release, tree: Path) -> list[Finding]:
         )
     by_chip = {u.compute_unit: u for u in units(script.read_text(encoding="utf-8"))}
     findings: list[Finding] = []
-    for chip in sorted({c for o in recorded.operators for c in o.chips}):
+    for chip in recorded.chips:
         built = set(by_chip[chip].operators) if chip in by_chip else set()
         named = {o.name for o in recorded.on(chip)}
         for name in sorted(built ^ named):

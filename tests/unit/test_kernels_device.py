@@ -153,6 +153,40 @@ def test_the_release_build_is_called_as_the_release_calls_it(
     assert (tree / "csrc/moe/x/op_kernel/x.h").read_text() == "// new\n"
 
 
+def test_a_changed_binding_calls_the_release_s_install_and_takes_its_new_libraries(
+    tmp_path: Path, tree: Path, ascend: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "vllm_ascend" / "old.so").write_text("old")
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\nset -e\nbash csrc/build_aclnn.sh "$PWD" "$SOC_VERSION"\n'
+        "echo new > vllm_ascend/made.so\n"
+        'echo "$@" "$SETUPTOOLS_SCM_PRETEND_VERSION" > called\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr("strata.kernels_device.sys.executable", str(python))
+    code, out = stage(tmp_path, tree, ascend, {"csrc/torch_binding.cpp": "// new\n"})
+    assert code == 0
+    called = (tree / "called").read_text().split()
+    assert called[:3] == ["-m", "pip", "install"] and called[-1] == "0.0.1" and str(tree.resolve()) in called
+    assert {"--no-index", "--no-build-isolation", "--no-deps"} <= set(called)
+    assert [p.name for p in (out / "tree" / "vllm_ascend").glob("*.so")] == ["made.so"]
+    assert (out / "tree" / PACKAGE / "vendors" / "v").is_dir()
+    assert json.loads((out / "operators.json").read_text())["extension"] == "built"
+
+
+def test_an_extension_build_that_leaves_no_library_is_an_error(
+    tmp_path: Path,
+    tree: Path,
+    ascend: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("strata.kernels_device.sys.executable", "/bin/true")
+    assert stage(tmp_path, tree, ascend, {"csrc/torch_binding.cpp": ""})[0] == 1
+    assert "left no library" in capsys.readouterr().err
+
+
 def test_nothing_changed_builds_nothing(tmp_path: Path, tree: Path, ascend: Path) -> None:
     old = tree / PACKAGE / "vendors" / "v" / "op_impl" / "ai_core" / "tbe"
     (old / "v_impl" / "dynamic").mkdir(parents=True)

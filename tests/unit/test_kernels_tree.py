@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from strata.cli import main
 from strata.errors import StrataError
 from strata.kernels import Operator, Release, compare
 from strata.kernels_tree import BUILD_SCRIPT, Package, kind_of, needs_catlass, unit_for, units
@@ -101,3 +102,33 @@ def test_the_recorded_list_is_compared_with_the_tree(tree: Path) -> None:
     assert [f.found for f in compare(Release(operators=(first, wrong)), tree)] == [
         "kind aicore, catlass false"
     ]
+
+
+def test_the_command_lists_what_the_file_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "list", "--chip", "ascend910_93", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == 42 and sum(o["kind"] == "aicpu" for o in listed) == 3
+    assert {o["name"] for o in listed if o["catlass"]} == {
+        "chunk_fwd_o",
+        "chunk_gated_delta_rule_fwd_h",
+        "dispatch_ffn_combine",
+        "dispatch_ffn_combine_bf16",
+        "dispatch_ffn_combine_w4_a8",
+        "dispatch_gmm_combine_decode",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["list", "--version", "0.23.1"], "E-VERSION"),
+        (["list", "--chip", "ascend910c"], "E-CHIP"),
+        (["verify", "--tree", "/nonexistent"], "E-TREE"),
+        (["prove", "--package", "/nonexistent"], "E-PACKAGE"),
+    ],
+)
+def test_bad_arguments_give_one_clear_error(
+    arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kernels", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"{code}: ")

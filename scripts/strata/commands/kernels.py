@@ -35,7 +35,7 @@ def list_(version: str, chip: str | None, as_json: bool) -> None:
     for operator in shown:
         extra = "  catlass" if operator.catlass else ""
         click.echo(f"{operator.name:<52}{operator.kind:<8}{', '.join(operator.chips)}{extra}")
-    for name in sorted({c for o in recorded.operators for c in o.chips}):
+    for name in recorded.chips:
         on = recorded.on(name)
         click.echo(f"{name}: {len(on)} operators, {sum(o.kind == 'aicore' for o in on)} of them AI core")
 

@@ -1,7 +1,8 @@
-"""Make a fake operator package: wrappers by the tree's own generator, no binaries, and a record of how it was called.
+"""Make a fake operator package: wrappers by the tree's own generator, no binaries, a record of the call.
 
-Usage: ``fake_package.py <csrc> <ops, joined by ;> <compute unit> <output>``. The compile options come as a real build's
-would: marks where the tree carries ``cmake/strata_relocatable.cmake``, absolute paths where it doesn't.
+Usage: ``fake_package.py <csrc> <ops, joined by ;> <compute unit> <output>``. The compile options come as a
+real build's would: marks where the tree carries ``cmake/strata_relocatable.cmake``, absolute paths where it
+doesn't.
 """
 
 import json
@@ -11,9 +12,18 @@ import sys
 from pathlib import Path
 
 RECORDED = (
-    "SOC_VERSION", "MAX_JOBS", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH", "CPATH", "STRATA_FAKE_CANN",
-    "STRATA_FAKE_ATB", "VLLM_BATCH_INVARIANT", "CMAKE_CXX_COMPILER_LAUNCHER", "COMPILE_CUSTOM_KERNELS",
-)  # fmt: skip
+    "SOC_VERSION",
+    "MAX_JOBS",
+    "ASCEND_HOME_PATH",
+    "ASCEND_TOOLKIT_HOME",
+    "ATB_HOME_PATH",
+    "CPATH",
+    "STRATA_FAKE_CANN",
+    "STRATA_FAKE_ATB",
+    "VLLM_BATCH_INVARIANT",
+    "CMAKE_CXX_COMPILER_LAUNCHER",
+    "COMPILE_CUSTOM_KERNELS",
+)
 
 
 def device_operators(csrc, names):
@@ -37,10 +47,16 @@ def main(csrc, ops, unit, output):
     for directory in (dynamic, common, config, autogen):
         directory.mkdir(parents=True)
     kernels = device_operators(csrc, names)
-    described = {camel(n): {"opFile": {"value": n}, "opInterface": {"value": n}, "dynamicShapeSupport": {"flag": "true"},
-                            "input0": {"name": "x", "paramType": "required", "dtype": "float16", "format": "ND"},
-                            "output0": {"name": "y", "paramType": "required", "dtype": "float16", "format": "ND"}}
-                 for n in kernels}  # fmt: skip
+    described = {
+        camel(n): {
+            "opFile": {"value": n},
+            "opInterface": {"value": n},
+            "dynamicShapeSupport": {"flag": "true"},
+            "input0": {"name": "x", "paramType": "required", "dtype": "float16", "format": "ND"},
+            "output0": {"name": "y", "paramType": "required", "dtype": "float16", "format": "ND"},
+        }
+        for n in kernels
+    }
     (config / f"aic-{unit}-ops-info.json").write_text(json.dumps(described, indent=1))
     lines = []
     for op_type, keys in described.items():
@@ -56,11 +72,17 @@ def main(csrc, ops, unit, output):
     generator = csrc / "cmake" / "scripts" / "util" / "ascendc_impl_build.py"
     impl = output.parent / "impl"
     impl.mkdir()
-    subprocess.run([sys.executable, generator, "", "", "", "", impl, autogen, "--opsinfo-dir", autogen], check=True)
+    subprocess.run(
+        [sys.executable, generator, "", "", "", "", impl, autogen, "--opsinfo-dir", autogen], check=True
+    )
     for path in sorted((impl / "dynamic").glob("*.py")):
         (dynamic / path.name).write_text(path.read_text())
-    record = {"arguments": {"ops": names, "soc": unit}, "cwd": os.getcwd(), "relocatable": relocatable,
-              "environment": {k: os.environ[k] for k in RECORDED if k in os.environ}}  # fmt: skip
+    record = {
+        "arguments": {"ops": names, "soc": unit},
+        "cwd": str(Path.cwd()),
+        "relocatable": relocatable,
+        "environment": {k: os.environ[k] for k in RECORDED if k in os.environ},
+    }
     (vendor / "fake-build.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

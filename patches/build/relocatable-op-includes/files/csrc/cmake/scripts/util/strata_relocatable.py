@@ -1,8 +1,9 @@
-"""Compile options of a generated operator wrapper, written so that they hold wherever the package is installed.
+"""Compile options of a generated operator wrapper, written to hold wherever the package lies.
 
-``strata_relocatable.cmake`` puts marks where an option named a path of the build host. Here they become expressions over
-two variables that every wrapper has: ``PYF_PATH`` (the wrapper's directory; headers that travel with the package lie in
-``../ascendc/common``) and ``toolkit_path`` (the toolkit in use, from ``ASCEND_HOME_PATH``).
+``strata_relocatable.cmake`` puts marks where an option named a path of the build host. Here they become
+expressions over two variables that every wrapper has: ``PYF_PATH`` (the wrapper's directory; headers that
+travel with the package lie in ``../ascendc/common``) and ``toolkit_path`` (the toolkit in use, from
+``ASCEND_HOME_PATH``).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _FLAGS = ("-I", "-isystem", "-iquote", "-include", "-imacros")
 def expression(options: Mapping[str, Sequence[str]]) -> str:
     """Python source of a dict with the same keys and, for each, the list of options.
 
-    options: chip name (or ``__ALLSOC__``) -> compile options, as the generator keeps them. Options without a mark are
-    written as literals, so that an operator without marks gets the text that ``str(options)`` gives.
+    options: chip name (or ``__ALLSOC__``) -> compile options, as the generator keeps them. Options without a
+    mark are written as literals, so that an operator without marks gets the text that ``str(options)`` gives.
     Raises ValueError for an include option with an absolute path: it would hold on the build host only.
     """
     items = [f"{key!r}: [{', '.join(_option(o) for o in values)}]" for key, values in options.items()]
