@@ -46,7 +46,7 @@ class Release(Strict):
         return sorted({c for o in self.operators for c in o.chips})
 
     def on(self, chip: str) -> tuple[Operator, ...]:
-        """The operators that the release builds for a chip family, in order of name; E-CHIP for another one."""
+        """The operators that the release builds for a chip family, by name; E-CHIP for an unknown one."""
         if chip not in self.chips:
             raise StrataError(
                 Finding(
