@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from strata.check import Base, Survey
 from strata.errors import EXIT_NEEDS_PERSON, Finding, StrataError
@@ -59,16 +60,15 @@ def affirm(
         also = [v for v in survey.verdicts[other] if _due(v) and (v.at, v.name, v.condition) in shared]
         if also:
             settled[other] = also
-    hashes: Mapping[str, str] | None = None
+    hashes = cache(lambda: dict(trees()))
     locks: dict[str, Lock] = {}
     changes: list[Change] = []
     for patch_id in survey.series.ids:
         whole = patch_id in chosen and symbol is None
         verdicts = settled.get(patch_id, [])
-        if not verdicts and not (whole and _is_stale(survey, base, patch_id)):
+        if not verdicts and not (whole and _is_stale(survey, patch_id, hashes)):
             continue
-        hashes = trees() if hashes is None else hashes
-        locks[patch_id] = _new_lock(survey, base, patch_id, verdicts, whole, reason, date, dict(hashes))
+        locks[patch_id] = _new_lock(survey, base, patch_id, verdicts, whole, reason, date, hashes())
         changes += [_change(survey, patch_id, v) for v in verdicts if v.at is not None]
     return locks, changes
 
@@ -155,16 +155,17 @@ def _use_entry(seen: Seen, base: Base) -> LockedUse:
     )
 
 
-def _is_stale(survey: Survey, base: Base, patch_id: str) -> bool:
-    """Whether the lock names symbols that the patch no longer has, or lacks recorded surroundings of a new
-    anchor.
+def _is_stale(survey: Survey, patch_id: str, hashes: Callable[[], dict[str, str]]) -> bool:
+    """Whether the lock is right but not up to date: symbols that the patch no longer has, surroundings of an
+    anchor that is new, or tree hashes of another copy of the release.
     """
     lock = survey.locks[patch_id]
     if lock is None:
         return True
     edits = {e.at: (e.fingerprint, e.neighbours) for e in lock.edits}
     now = {s.at: (s.fingerprint, s.neighbours) for s in survey.seen[patch_id]}
-    return edits != now or {u.at for u in lock.uses} != {s.at for s in survey.used[patch_id]}
+    used = {s.at for s in survey.used[patch_id]}
+    return edits != now or {u.at for u in lock.uses} != used or lock.base.trees != hashes()
 
 
 def _new_lock(

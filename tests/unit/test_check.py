@@ -336,6 +336,18 @@ def test_affirming_twice_changes_nothing(bench: Bench) -> None:
     assert bench.affirm("one") == []
 
 
+def test_another_copy_of_the_release_only_renews_the_evidence(bench: Bench) -> None:
+    base = bench.base()
+    before = bench.survey()
+    options: dict[str, Any] = {"ids": ["one"], "symbol": None, "reason": "r", "date": "2026-02-02"}
+    locks, changes = affirm(before, base, **options, trees=lambda: {"vllm": "1", "vllm-ascend": "1"})
+    assert changes == []
+    assert locks["one"].base.trees == {"vllm": "1", "vllm-ascend": "1"}
+    old = before.locks["one"]
+    assert old is not None
+    assert (locks["one"].edits, locks["one"].affirmed) == (old.edits, old.affirmed)
+
+
 def test_an_unknown_symbol_is_refused_with_the_near_one(bench: Bench) -> None:
     with pytest.raises(StrataError) as error:
         bench.affirm(symbol=f"{FILE}::Sampler.sampel")
