@@ -136,6 +136,21 @@ def test_equal_on_a_real_vocabulary(dtype: torch.dtype, sampler: Any) -> None:
     compare(sampler, logits, metadata(16))
 
 
+def test_forward_returns_what_the_fast_path_made(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equality alone would not notice a hook that goes the long way."""
+    made: list[SamplerOutput | None] = []
+    sample = greedy_fast_path.sample
+
+    def record(*arguments: Any, **named: Any) -> SamplerOutput | None:
+        made.append(sample(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(greedy_fast_path, "sample", record)
+    monkeypatch.setattr(Sampler, "forward", lambda *_, **__: pytest.fail("vLLM's forward ran"))
+    output = sampler(logits=torch.zeros((2, 16), dtype=torch.bfloat16), sampling_metadata=metadata())
+    assert output is not None and output is made[0] and len(made) == 1
+
+
 @pytest.mark.parametrize("predict_bonus_token", [False, True])
 @pytest.mark.parametrize("override", [None, "raw_logits", "processed_logits"])
 def test_other_arguments_decide_nothing(
