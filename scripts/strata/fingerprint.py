@@ -103,8 +103,8 @@ def tree_hash(root: Path) -> str:
 _SKIP_FILES = frozenset({"_build_info.py", "_version.py", ".DS_Store", ".git"})
 _SKIP_SUFFIXES = (".so", ".pyc", ".pyo", ".o")
 _SKIP_DIRS = frozenset({
-    ".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".eggs", ".deps",
-    "_cann_ops_custom",
+    ".git", ".strata", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".eggs",
+    ".deps", "_cann_ops_custom",
 })  # fmt: skip
 _SKIP_DIR_SUFFIXES = (".egg-info", ".dist-info")
 _BUILD_OUTPUTS = frozenset({"build", "dist", "csrc/build", "csrc/output", "csrc/build_out"})

@@ -17,12 +17,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from series_tools import VERSION, changed, edit, fault, make_series, make_trees
-from strata import cli
-from strata.apply import STATE, already_applied, write
+from strata import apply, cli
+from strata.apply import STATE, Disk, already_applied, unfinished, write
 from strata.errors import StrataError
 from strata.plan import plan_series
 from strata.series import Series, load_series
+from strata.spans import PlaceFault
 from strata.trees import Trees
+
+pytestmark = pytest.mark.slow
 
 # --- random Python: source text with loose spelling, so that text and tree disagree as much as they may
 
@@ -267,7 +270,6 @@ def test_edits_change_nothing_outside_their_spans(source: str, other: str) -> No
         assert fault(source, "fun", find="g($$$A)", replace="h").code in ("E-CONFLICT", "E-EDIT")
         return
     from strata.languages import language_of
-    from strata.spans import PlaceFault
 
     try:
         placement = language_of("f.py").place(source, edit("fun", find="g($$$A)", nth=1, replace="h($$$A)"))
@@ -281,6 +283,49 @@ def test_edits_change_nothing_outside_their_spans(source: str, other: str) -> No
     ) == ast.dump(  # type: ignore[attr-defined]
         ast.Name("g", ast.Load())
     )
+
+
+VERBS_OF_STATEMENTS = {
+    "wrap": "with w{n}:\n    $BODY\ndone{n}()",
+    "before": "p{n}()\nif q{n}:\n    r()",
+    "after": "s{n}()\nif t{n}:\n    u()",
+    "replace": "for i in v{n}:\n    x = (1,\n      2)",
+}
+
+
+@RELAXED
+@given(modules(), st.data())
+def test_edits_of_several_patches_are_as_if_made_one_after_the_other(source: str, data: Any) -> None:
+    """Composed on the pristine text in any order, or made each on the last one's result: the same."""
+    tree = parsed(source)
+    statements = [
+        n
+        for n in ast.walk(tree.body[0])
+        if isinstance(n, ast.stmt) and n is not tree.body[0] and not isinstance(n, ast.Expr)
+    ]
+    assume(len(statements) > 1)
+    chosen = data.draw(st.lists(st.sampled_from(statements), min_size=2, max_size=3, unique_by=id))
+    verbs = data.draw(
+        st.lists(st.sampled_from(list(VERBS_OF_STATEMENTS)), min_size=len(chosen), max_size=len(chosen))
+    )
+    inside = [(a, b) for a in chosen for b in chosen if a is not b and b in set(ast.walk(a))]
+    # what stands inside another anchor would change that anchor: such edits cannot be made in turn
+    assume(not inside)
+    edits = [
+        edit("fun", find=ast.unparse(node), **{verb: VERBS_OF_STATEMENTS[verb].format(n=n)})
+        for n, (node, verb) in enumerate(zip(chosen, verbs, strict=True))
+    ]
+    try:
+        in_turn = source
+        for one in edits:
+            in_turn = changed(in_turn, one)
+        backwards = changed(source, *edits[::-1])
+        together = changed(source, *edits)
+    except PlaceFault as error:
+        assume(error.code not in ("E-AMBIGUOUS", "E-CONFLICT"))  # an elif, or one statement twice
+        raise
+    assert together == backwards
+    assert together == in_turn
 
 
 # --- mutations of patch files and trees
@@ -533,3 +578,40 @@ def test_the_engine_alone_lands_all_or_nothing(
             if file.endswith(".py"):
                 compile(result.removeprefix("\ufeff"), file, "exec")
         assert already_applied(series, trees)
+
+
+@pytest.mark.parametrize("command", ["check", "diff", "apply"])
+def test_a_command_undoes_a_killed_run_before_it_reads(pristine: Path, command: str) -> None:
+    """Half-patched trees with a journal: what a kill between two renames leaves."""
+    with copied(pristine) as root:
+        wanted = run(root, command) if command != "apply" else (0, "")
+    with copied(pristine) as root:
+        before = content(root)
+        trees = Trees.at(root / "trees")
+        plan = plan_series(load_series(root / "repo"), trees, VERSION)
+        child = os.fork()
+        if child == 0:
+            moves = 0
+
+            class Dying(Disk):
+                def move(self, source: Path, target: Path) -> None:
+                    nonlocal moves
+                    moves += 1
+                    if moves == 4:
+                        os._exit(77)
+                    super().move(source, target)
+
+            apply.DISK = Dying()
+            write(plan, trees)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+        assert unfinished(trees)
+        assert content(root) != before
+        code, out = run(root, command)
+        assert code == 0, out
+        assert not unfinished(trees)
+        if command == "apply":
+            assert already_applied(load_series(root / "repo"), trees)
+        else:
+            assert content(root) == before
+            assert out == wanted[1]

@@ -38,11 +38,12 @@ class Setting:
         """The trees. pristine: E-DIRTY where a series is applied to them, for verdicts are about what
         upstream wrote.
         """
-        from strata.apply import already_applied
+        from strata.apply import already_applied, unfinished
 
         trees = Trees.at(self.directory)
         stamp = trees.roots["vllm-ascend"] / ".strata" / "applied.json"
-        if pristine and stamp.exists() and already_applied(series, trees):
+        # a run that was killed is undone here, before anything reads half-patched files
+        if pristine and (stamp.exists() or unfinished(trees)) and already_applied(series, trees):
             raise StrataError(
                 Finding(
                     "E-DIRTY",
