@@ -315,15 +315,26 @@ class _Planner:
         assert job.edit.diff is not None
         text = read_text(patch.directory / job.edit.diff)
         sources: dict[Path, str] = {}
+        missing: list[At] = []
 
         def read(file: str) -> str | None:
             path = _diff_path(file)
-            source = self._source(job, At(tree=path[0], file=path[1]))
-            if source is not None:
+            at = At(tree=path[0], file=path[1])
+            source = self._source(job, at)
+            if source is None:
+                missing.append(at)
+            else:
                 sources[path] = source
             return source
 
-        for file, placement in place_diff(text, read):
+        try:
+            placements = place_diff(text, read)
+        except PlaceFault:
+            if missing:
+                self._file_gone(job, patch, missing[0])
+                return
+            raise
+        for file, placement in placements:
             path = _diff_path(file)
             # a hunk that spans two symbols gives a placement for each, with the same spans
             job.spans[path] = tuple(dict.fromkeys((*job.spans.get(path, ()), *placement.spans)))

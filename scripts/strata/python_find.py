@@ -28,6 +28,7 @@ _SCAN = re.compile(
       |\$(?P<one>[A-Z_][A-Z0-9_]*)""",
     re.VERBOSE | re.DOTALL,
 )
+_SHOWN = 8  # places shown of an anchor that matches too often
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _CLAUSES = ("orelse", "handlers", "finalbody", "decorator_list")
 _CLAUSE_WORDS = {
@@ -588,10 +589,8 @@ def _wrong_count(
             "E-AMBIGUOUS",
             f"the anchor matches {len(narrowed)} times in {where}",
             expected=f"{want} of: {edit.find.strip()}",
-            found="lines " + ", ".join(map(str, lines)),
-            candidates=[
-                f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(lines, narrowed, strict=True)
-            ],
+            found=_lines(lines),
+            candidates=_places(module, lines),
             line=lines[0],
         )
     if found:
@@ -601,10 +600,8 @@ def _wrong_count(
             "E-CONFLICT",
             f"the anchor is in {where}, but not where {narrowing} asks for it",
             expected=f"{want} of: {edit.find.strip()}",
-            found="lines " + ", ".join(map(str, at)) + f", none of them so narrowed by {narrowing}",
-            candidates=[
-                f"line {n}: {_first_line(module, m.nodes[0])}" for n, m in zip(at, found, strict=True)
-            ],
+            found=f"{_lines(at)}, none of them where {narrowing} asks for it",
+            candidates=_places(module, at),
             line=at[0],
         )
     if matcher.partial:
@@ -638,6 +635,16 @@ def _wrong_count(
         found="no match" + (f"; it is in {', '.join(elsewhere)}" if elsewhere else ""),
         candidates=_nearest(scope, edit.find),
     )
+
+
+def _lines(lines: list[int]) -> str:
+    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return ("lines " if len(lines) > 1 else "line ") + ", ".join(map(str, lines[:_SHOWN])) + more
+
+
+def _places(module: PyModule, lines: list[int]) -> list[str]:
+    starts = [(n, module.lines.starts[n - 1]) for n in dict.fromkeys(lines[:_SHOWN])]
+    return [f"line {n}: {module.source[s : module.lines.end_of(s)].strip()[:120]}" for n, s in starts]
 
 
 def _elsewhere(scope: Scope, pattern: Pattern) -> list[str]:

@@ -275,6 +275,7 @@ def operations(case: Case, monkeypatch: pytest.MonkeyPatch, work: Callable[[], o
     return 10**9 - counter.left
 
 
+@pytest.mark.slow
 def test_killed_at_any_operation_the_next_run_finds_all_or_nothing(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_killed_at_any_operation_the_next_run_finds_all_or_nothing(
     assert halves > len(case.plan.files)  # the journal was put to use
 
 
+@pytest.mark.slow
 def test_killed_while_recovering_the_run_after_that_recovers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +316,7 @@ def test_killed_while_recovering_the_run_after_that_recovers(
             revert(case.trees)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail", [full, denied])
 def test_a_full_disk_or_a_refusal_leaves_the_trees_as_they_were(
     case: Case, monkeypatch: pytest.MonkeyPatch, fail: Callable[[Path], None]
@@ -331,6 +334,7 @@ def test_a_full_disk_or_a_refusal_leaves_the_trees_as_they_were(
         assert case.state() == case.before, f"operation {n}"
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_is_told_and_mended_by_the_next_run(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +348,7 @@ def test_a_disk_that_stays_full_is_told_and_mended_by_the_next_run(
         assert case.state() == case.before, f"operation {n}"
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_passed_on_with_the_trees_as_they_were(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +365,7 @@ def test_an_interrupt_is_passed_on_with_the_trees_as_they_were(
         assert case.state() == case.before, f"operation {n}"
 
 
+@pytest.mark.slow
 def test_killed_while_reverting_the_next_run_goes_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     write(case.plan, case.trees)
     total = operations(case, monkeypatch, lambda: revert(case.trees))

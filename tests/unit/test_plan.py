@@ -267,6 +267,27 @@ def test_an_ordinary_diff_lands_beside_edits(tmp_path: Path) -> None:
     assert plan.files[PATH].endswith("a = 1\n    b = 2\n    return b\n")
 
 
+def test_a_diff_of_a_missing_file_names_where_it_may_have_gone(tmp_path: Path) -> None:
+    gone = FILE.replace("m.py", "mm.py")
+    diff = f"--- a/{gone}\n+++ b/{gone}\n@@ -1,2 +1,2 @@\n-import os\n+import sys\n \n"
+    plan = make_plan(
+        tmp_path, {FILE: SOURCE}, {"d": {"edits": [{"diff": "fix.patch"}], "diffs": {"fix.patch": diff}}}
+    )
+    assert codes(plan) == ["E-FILE-GONE"]
+    assert plan.faults[0].finding.details[0] == FILE
+
+
+def test_a_diff_that_overlaps_an_edit_names_both(tmp_path: Path) -> None:
+    diff = f"--- a/{FILE}\n+++ b/{FILE}\n@@ -5,2 +5,2 @@\n-    a = one(x)\n+    a = 1\n     b = two(a)\n"
+    patches = {
+        "d": {"edits": [{"diff": "fix.patch"}], "diffs": {"fix.patch": diff}},
+        "a": patch(edit("f", find="one(x)", replace="1")),
+    }
+    plan = make_plan(tmp_path, {FILE: SOURCE}, patches)
+    assert codes(plan) == ["E-OVERLAP"]
+    assert "fix.patch" in plan.faults[0].finding.found
+
+
 def test_a_result_that_does_not_parse_blames_its_patch(tmp_path: Path) -> None:
     patches = {
         "good": patch(edit("f", find="two(a)", replace="2")),
