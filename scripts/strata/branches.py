@@ -133,15 +133,48 @@ class Facts:
 def branches_of(module: ast.Module, facts: Facts) -> Branches:
     """Walk a module once: every statement is either live, with its conditions, or inside a dead range."""
     result = Branches()
-    _walk(module.body, facts, {}, (), (), result)
+    _walk(module.body, facts, _Names(_rebound(module)), (), (), result)
     result.dead.sort(key=lambda d: (d.first, -d.last))
     return result
+
+
+class _Names(dict[str, bool]):
+    """Names that stand for a decided test, as far as that can be followed.
+
+    Only a binding that a decided branch makes, or that is such a test itself, says something of the base; a
+    flag that a function sets on its way does not. shared: names that are never followed, because code that
+    runs at another time binds them too. sure: whether the code being walked is that of a decided branch.
+    """
+
+    def __init__(
+        self, shared: frozenset[str], known: Mapping[str, bool] | None = None, sure: bool = False
+    ) -> None:
+        super().__init__(known or {})
+        self.shared, self.sure = shared, sure
+
+    def inner(self, *, sure: bool = False) -> _Names:
+        """A copy for code whose bindings may not hold after it."""
+        return _Names(self.shared, self, sure)
+
+
+def _rebound(module: ast.Module) -> frozenset[str]:
+    """Names that functions rebind from inside, or that more than one top-level statement binds."""
+    found = {
+        n for node in ast.walk(module) if isinstance(node, ast.Global | ast.Nonlocal) for n in node.names
+    }
+    once: set[str] = set()
+    for statement in module.body:
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound = set(_stored(statement))
+            found |= once & bound
+            once |= bound
+    return frozenset(found)
 
 
 def _walk(
     body: list[ast.stmt],
     facts: Facts,
-    names: dict[str, bool],
+    names: _Names,
     conditions: tuple[str, ...],
     scope: tuple[str, ...],
     result: Branches,
@@ -163,55 +196,57 @@ def _walk(
             _bury(body[index + 1 :], f"line {node.lineno} leaves before it", node.lineno, result)
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = dict(names)
+            inner = names.inner()
             if inner and not isinstance(node, ast.ClassDef):
                 for name in _bound_names(node):
                     inner.pop(name, None)
             _walk(node.body, facts, inner, conditions, (*scope, node.name), result)
         elif isinstance(node, ast.Try | ast.TryStar):
-            _walk(node.body, facts, names, conditions, scope, result)
+            _forget(node, names)  # how far the body gets is open
+            for part in (node.body, node.orelse, node.finalbody):
+                _walk(part, facts, names.inner(), conditions, scope, result)
             for handler in node.handlers:
                 failed = ast.unparse(handler.type) if handler.type else "any error"
-                _walk(handler.body, facts, dict(names), (*conditions, f"{failed} is raised"), scope, result)
-            _walk(node.orelse, facts, names, conditions, scope, result)
-            _walk(node.finalbody, facts, names, conditions, scope, result)
+                _walk(handler.body, facts, names.inner(), (*conditions, f"{failed} is raised"), scope, result)
         elif isinstance(node, ast.Match):
+            _forget(node, names)
             for case in node.cases:
                 words = f"match {ast.unparse(node.subject)}: {ast.unparse(case.pattern)}"
-                _walk(case.body, facts, dict(names), (*conditions, words), scope, result)
+                _walk(case.body, facts, names.inner(), (*conditions, words), scope, result)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith):
             _forget(node, names)
-            _walk(node.body, facts, names, conditions, scope, result)
-            _walk(getattr(node, "orelse", []), facts, names, conditions, scope, result)
+            for part in (node.body, getattr(node, "orelse", [])):
+                _walk(part, facts, names.inner(), conditions, scope, result)
         else:
-            _remember(node, facts, names, bool(conditions))
+            _remember(node, facts, names)
 
 
 def _walk_if(
     node: ast.If,
     rest: list[ast.stmt],
     facts: Facts,
-    names: dict[str, bool],
+    names: _Names,
     conditions: tuple[str, ...],
     scope: tuple[str, ...],
     result: Branches,
 ) -> tuple[str, ...]:
     """Both arms of an ``if``; returns the conditions under which the statements after it run."""
+    _forget(node.test, names)  # what a := in it binds
     value = facts.truth(node.test, names)
-    for arm, taken in ((node.body, True), (node.orelse, False)):
-        if not arm:
-            continue
-        if value is not None and value is not taken:
-            _bury(arm, f"`{ast.unparse(node.test)}` is {value} on {facts.version}", node.lineno, result)
-        elif value is not None:
-            _walk(arm, facts, names, conditions, scope, result)
-        else:
+    if value is None:
+        after = names.inner()
+        _forget(node, after)
+        for arm, taken in ((node.body, True), (node.orelse, False)):
             more = facts.conditions(node.test, taken, names)
-            before = dict(names)
-            _walk(arm, facts, before, (*conditions, *more), scope, result)
-            for name in list(names):  # an open branch may have bound it otherwise
-                if before.get(name) != names[name]:
-                    names.pop(name)
+            _walk(arm, facts, names.inner(), (*conditions, *more), scope, result)
+        names.clear()
+        names.update(after)
+    else:
+        arm, other = (node.body, node.orelse) if value else (node.orelse, node.body)
+        _bury(other, f"`{ast.unparse(node.test)}` is {value} on {facts.version}", node.lineno, result)
+        before, names.sure = names.sure, True
+        _walk(arm, facts, names, conditions, scope, result)
+        names.sure = before
     if value is None and rest:
         if node.body and _leaves(node.body):
             return (*conditions, *facts.conditions(node.test, False, names))
@@ -237,27 +272,19 @@ def _bury(body: list[ast.stmt], reason: str, line: int, result: Branches) -> Non
         result.dead.append(Dead(_first_line(body[0]), body[-1].end_lineno or body[-1].lineno, reason, line))
 
 
-def _remember(node: ast.stmt, facts: Facts, names: dict[str, bool], conditional: bool) -> None:
-    """Keep names bound to a decided constant; forget names bound to anything else, or under an open
-    condition.
-    """
-    if isinstance(node, ast.Assign):
-        targets, value = node.targets, node.value
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        targets, value = [node.target], node.value
-    else:
-        _forget(node, names)
+def _remember(node: ast.stmt, facts: Facts, names: _Names) -> None:
+    """Follow a name that is bound to a decided value; forget one that is bound to anything else."""
+    truth = None
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        constant = isinstance(node.value, ast.Constant)
+        if not constant or (names.sure and isinstance(getattr(node.value, "value", None), bool)):
+            truth = facts.truth(node.value, names)
+    _forget(node, names)
+    if truth is None:
         return
-    truth = (
-        facts.truth(value, names)
-        if not isinstance(value, ast.Constant) or isinstance(value.value, bool)
-        else None
-    )
-    for target in targets:
-        if isinstance(target, ast.Name) and truth is not None and not conditional:
+    for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+        if isinstance(target, ast.Name) and target.id not in names.shared:
             names[target.id] = truth
-        else:
-            _forget(target, names)
 
 
 def _forget(node: ast.AST, names: dict[str, bool]) -> None:

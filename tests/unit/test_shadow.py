@@ -341,6 +341,43 @@ def test_dead_branches(tmp_path: Path) -> None:
     assert special is not None and special.condition == "only with 310P"
 
 
+HERE = ":\n    def here(): ...\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import fast\n    HAS = True\nexcept ImportError:\n    HAS = False\nif not HAS",
+        "DONE = False\ndef set_it():\n    global DONE\n    DONE = True\nif DONE",
+        "FLAG = False\nFLAG = bool(other)\nif FLAG",
+        "FLAG = False\nif FLAG",
+        "for FLAG in x:\n    pass\nif FLAG",
+        "with a as FLAG:\n    pass\nif (FLAG := f())",
+        "if vllm_version_is('0.23.0'):\n    OLD = True\nOLD = ask()\nif not OLD",
+        "if vllm_version_is('0.23.0'):\n    try:\n        OLD = True\n    except E:\n        OLD = 0\n"
+        "if not OLD",
+        "if f():\n    OLD = True\nelse:\n    OLD = False\nif OLD",
+    ],
+)
+def test_a_flag_that_says_nothing_of_the_base_kills_nothing(tmp_path: Path, text: str) -> None:
+    assert why(info(tmp_path, {"vllm_ascend/mod.py": text + HERE}), "vllm_ascend/mod.py::here") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OLD = vllm_version_is('0.23.0')\nif not OLD",
+        "if vllm_version_is('0.23.0'):\n    NEW = False\nelse:\n    NEW = True\nif NEW",
+        "if vllm_version_is('0.23.0') and TYPE_CHECKING or not vllm_version_is('0.23.0')",
+        "if current_platform.is_rocm()",
+        "if not current_platform.is_out_of_tree()",
+    ],
+)
+def test_a_flag_that_a_release_decides(tmp_path: Path, text: str) -> None:
+    shadow = why(info(tmp_path, {"vllm_ascend/mod.py": text + HERE}), "vllm_ascend/mod.py::here")
+    assert shadow is not None and (shadow.verdict, shadow.condition) == ("IDLE", "")
+
+
 def test_modules_that_only_dead_branches_import(tmp_path: Path) -> None:
     found = info(
         tmp_path,
