@@ -177,18 +177,20 @@ install_engine_packages() { # package names of Debian 13
 }
 
 start_engine() {
+    local pid=
     if [ -d /run/systemd/system ]; then
         systemctl start docker || fail E-ENGINE "the Docker service does not start" "" "journalctl -u docker"
     else
         say "starting dockerd in the background (log: $ENGINE_LOG)"
         setsid nohup dockerd >>"$ENGINE_LOG" 2>&1 </dev/null &
+        pid=$!
     fi
     for _ in $(seq 120); do
         ! engine_answers || return 0
+        [ -z "$pid" ] || kill -0 "$pid" 2>/dev/null || break
         sleep 0.5
     done
-    [ ! -r "$ENGINE_LOG" ] || tail -n 5 "$ENGINE_LOG" >&2
-    fail E-ENGINE "the Docker engine did not come up within a minute" "" "see $ENGINE_LOG"
+    fail E-ENGINE "the Docker engine did not come up" "$(tail -n 2 "$ENGINE_LOG" 2>/dev/null)" "see $ENGINE_LOG"
 }
 
 engine() {
@@ -203,7 +205,7 @@ engine() {
         return
     fi
     local why="no docker command"
-    ! command -v docker >/dev/null || why=$(docker info 2>&1 >/dev/null | tail -n 1)
+    ! command -v docker >/dev/null || why=$(set +o pipefail; docker info 2>&1 >/dev/null | tail -n 1)
     [ -z "${DOCKER_HOST:-}" ] || fail E-ENGINE "the Docker engine at DOCKER_HOST does not answer" "$why" \
         "start it, or unset DOCKER_HOST"
     is_root_on_debian || fail E-ENGINE "a running Docker engine with buildx and compose is needed" "$why" \

@@ -26,7 +26,7 @@ from strata.wheels import Say, Target, asked_for, fetch_wheels, require_cpu_buil
 
 WORKSPACE = "/vllm-workspace"
 RECIPE_LABEL = "ai.strata.base.recipe"
-_SPACE = 8_000_000_000
+_SPACE = 6_000_000_000
 
 
 # --- the cpu base
@@ -101,7 +101,8 @@ def build_cpu_base(known: KnownBase, root: Path, engine: Engine, say: Say, *, of
     if present is not None and present.labels.get(RECIPE_LABEL) == wanted and not force:
         return present
     say(f"building the base {known.full_name} ({known.base.title})")
-    host.require_space(work_directory(root), _SPACE, "the cpu base")
+    host.require_space(work_directory(root), _SPACE, "the cpu base's downloads")
+    engine.require_space(_SPACE, "the cpu base")
     # torch first: where only a CUDA build is on offer, nothing has been fetched yet when that is said
     wheels, serving = wheels_wanted(known, root, architecture)
     fetch_base_wheels((wheels, serving), say, offline=offline)

@@ -49,7 +49,7 @@ def choose(bases: BasesFile, version: str, request: str | None, npus: Sequence[s
         return Choice(known, how, known.image, "asked for")
     guess = guess_from_reference(bases, version, request) if how == "reference" else None
     name = guess or next(n for n, b in release.bases.items() if b.kind == "device")
-    return Choice(find_base(bases, version, name), how, request, f"asked for: {request}")
+    return Choice(find_base(bases, version, name), how, request, "asked for")
 
 
 def identify(bases: BasesFile, version: str, labels: dict[str, str], environment: Sequence[str], source: str) -> KnownBase:

@@ -38,6 +38,12 @@ class Engine:
                         "start Docker Engine 26 or newer, and join its group")
             ) from error  # fmt: skip
 
+    def require_space(self, needed: int, purpose: str) -> None:
+        """E-SPACE where the engine's disk (if it is this host's) has less than ``needed`` bytes free."""
+        directory = Path(self.client.info().get("DockerRootDir") or "/")
+        if directory.is_dir():
+            host.require_space(directory, needed, purpose)
+
     def image(self, reference: str) -> Image | None:
         """The local image, or None."""
         try:
@@ -65,7 +71,7 @@ class Engine:
         except (docker.errors.APIError, OSError) as error:
             raise StrataError(
                 Finding("E-REGISTRY", "the base cannot be pulled: its registry does not answer, or lacks it",
-                        where=reference, found=_last_line(str(error)),
+                        where=reference, found=_last_line(str(getattr(error, "explanation", None) or error)),
                         hint="BASE=<reference on a mirror of yours>, or BASE=<archive made by docker save>; "
                         "`make image BASE=cpu` needs no registry")
             ) from error  # fmt: skip

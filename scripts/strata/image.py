@@ -328,7 +328,7 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     """Build the tuned image and write ``.env``. ``say`` takes progress, ``out`` results."""
     bases = load_bases(root)
     choice = choose(bases, request.version, request.base, host.npu_devices(), host.npu_generation())
-    out(f"base {choice.known.full_name}: {choice.why}")
+    out(f"base {choice.known.full_name if choice.how == 'known' else choice.source}: {choice.why}")
     series = load_series(root).without(list(request.without))
     engine = Engine()
     image = obtain(choice, root, engine, say, offline=request.offline)
@@ -337,6 +337,7 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     if choice.how != "known":
         environment = image.attrs["Config"].get("Env") or []
         known = identify(bases, request.version, dict(image.labels), environment, choice.source)
+        out(f"{choice.source} is a {known.full_name} base: {known.base.title}")
     trees = image_trees(engine, image, root, say)
     # verdicts before identity: of a base with a changed function a person wants to hear which function it is
     judged = judge(root, trees, known.version, request.without)
@@ -351,7 +352,7 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
         require_build_inputs(known, trees, judged)
     if known.base.kind == "device" and not known.expected_trees:
         say(f"nothing is recorded of this base yet; once you trust it: strata base pin {known.full_name}")
-    host.require_space(work_directory(root), _SPACE, "the tuned image")
+    engine.require_space(_SPACE, "the tuned image")
     wheels = tool_wheels(known, root, host.architecture(), say, offline=request.offline)
     context = work_directory(root) / "build" / known.full_name
     write_context(context, facts_for(known, image, hashes))
