@@ -126,9 +126,22 @@ def serve_on_cpu(this: image.Image, catalogue: facts.Catalogue, rendered: render
     os.environ["VLLM_PLUGINS"] = ""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # its sampler would call a C++ compiler at the first request, for which the image has no Python headers
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    _without_cann()
     if tiny:
         os.environ["HF_HUB_OFFLINE"] = "1"
     run([this.serve_python, "-m", _ENGINE, "serve", *here.arguments])
+
+
+def _without_cann() -> None:
+    """Take CANN and ATB off this process's paths: the CPU engine's Triton would try the stand-in compiler."""
+    for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH"):
+        kept = [p for p in os.environ.get(name, "").split(":") if p and not p.startswith("/usr/local/Ascend/")]
+        if kept:
+            os.environ[name] = ":".join(kept)
+        else:
+            os.environ.pop(name, None)
 
 
 def make_tiny_model(python: str) -> Path:
