@@ -153,7 +153,6 @@ class Base:
             self._store.save()
 
     # --- looking for what has gone
-    # -------------------------------------------------------------------------------
 
     def same_body(self, at: At, body: str | None) -> list[At]:
         """Symbols with this body: in the file of ``at``, or where it has none, in files of its tree that have
@@ -238,7 +237,6 @@ def _alike(one: str, other: str) -> float:
 
 
 # --- the survey
-# --------------------------------------------------------------------------------------------------
 
 
 def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:

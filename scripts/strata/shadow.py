@@ -84,7 +84,6 @@ class ShadowInfo:
         return sorted(unique, key=lambda s: (bool(s.condition), s.verdict != "IDLE", s.by))
 
     # --- assigned over
-    # -----------------------------------------------------------------------------------------
 
     def _assigned(self, at: At, name: str) -> Iterator[Shadow]:
         parts = set(name.split("."))
@@ -116,7 +115,6 @@ class ShadowInfo:
         return any(word in text for word in words)
 
     # --- replaced classes
-    # --------------------------------------------------------------------------------------
 
     def _replaced(self, at: At, name: str) -> Iterator[Shadow]:
         if at.tree != "vllm" or "." not in name:
@@ -179,7 +177,6 @@ class ShadowInfo:
             )
 
     # --- dead code
-    # ---------------------------------------------------------------------------------------------
 
     def _idle(self, at: At, line: int | None) -> Iterator[Shadow]:
         module = self._modules.module(at.tree, at.file)

@@ -33,6 +33,7 @@ _COMPOUND = (
     ast.AsyncWith,
     ast.Try,
 )
+_Named = tuple[str, str, tuple[str, ...]]  # dotted name, file:line, labels
 Super = Literal["", "sometimes", "always"]
 
 
@@ -56,7 +57,6 @@ class Platform:
         self._known_running: dict[tuple[str, str, str], Running | None] = {}
 
     # --- classes
-    # -----------------------------------------------------------------------------------------------
 
     def override(self, subclass: Place, base: Place, method: str) -> tuple[Place, int, Super] | None:
         """(class, line, use of super) of the definition of ``method`` that ``subclass`` uses before
@@ -84,24 +84,27 @@ class Platform:
         return any(b.key == _CUSTOM_OP for b in bases_of(self._modules, place))
 
     # --- out-of-tree operators
-    # ---------------------------------------------------------------------------------
 
     def registered(self, place: Place) -> list[Running]:
         """The Ascend classes registered for a vLLM operator class (vLLM looks them up by the class's
         name).
         """
-        found = self._registry.get(place.qualname, [])
-        return [r for r in found if any(b.key == place.key for b in bases_of(self._modules, r.place))]
+        found = []
+        for dotted, by, labels in self._registry.get(place.qualname, []):
+            own = self._modules.origin(dotted)
+            if own is not None and any(b.key == place.key for b in bases_of(self._modules, own)):
+                found.append(Running(own, by, labels))
+        return found
 
     @cached_property
-    def _registry(self) -> dict[str, list[Running]]:
-        registry: dict[str, list[Running]] = {}
+    def _registry(self) -> dict[str, list[_Named]]:
+        registry: dict[str, list[_Named]] = {}
         for module in self._modules.mentioning("vllm-ascend", "register_oot"):
-            for name, running in self._registrations(module):
-                registry.setdefault(name, []).append(running)
+            for name, named in self._registrations(module):
+                registry.setdefault(name, []).append(named)
         return registry
 
-    def _registrations(self, module: Module) -> Iterator[tuple[str, Running]]:
+    def _registrations(self, module: Module) -> Iterator[tuple[str, _Named]]:
         tables: set[str] = set()
         for site in module.branches.live:
             if isinstance(site.node, ast.For) and _mentions(site.node, "register_oot"):
@@ -115,9 +118,8 @@ class Platform:
             labels = tuple(c for c in site.conditions if c in _LABELS or "model" in c)
             for name, value in _pairs(site.node, tables):
                 dotted = module.dotted(value, bound)
-                place = self._modules.origin(dotted) if dotted else None
-                if place is not None and place.qualname:
-                    yield name, Running(place, f"{module.file}:{value.lineno}", labels)
+                if dotted:
+                    yield name, (dotted, f"{module.file}:{value.lineno}", labels)
 
     def other_platform_forward(self, place: Place, method: str) -> str:
         """``file:line`` of the dispatch that keeps ``method`` from running here; empty where it may run."""
@@ -151,7 +153,6 @@ class Platform:
         return f"vllm::{_CUSTOM_OP[1]}:{node.lineno}" if node else f"vllm::{_CUSTOM_OP[1]}"
 
     # --- what the platform runs
-    # --------------------------------------------------------------------------------
 
     def running_subclasses(self, place: Place) -> list[Running]:
         """The platform's own subclasses of a vLLM class, each with the special cases under which it runs."""
@@ -212,7 +213,7 @@ class Platform:
         if place.key in self._known_running:
             return self._known_running[place.key]
         self._known_running[place.key] = None  # a way that leads back here is none
-        best = self._named_by_platform.get(place.key)
+        best = self._named(place)
         if best is None or best.labels:
             for way in self._calls_of(place):
                 if best is None or len(way.labels) < len(best.labels):
@@ -253,26 +254,29 @@ class Platform:
         return best
 
     @cached_property
-    def _named_by_platform(self) -> dict[tuple[str, str, str], Running]:
-        """Classes that the platform names in strings, with the features under which it does."""
+    def _named_by_platform(self) -> dict[str, list[_Named]]:
+        """Dotted names in the platform's strings by their last part, with the features they depend on."""
         module = self._modules.module("vllm-ascend", _PLATFORM_FILE)
-        found: dict[tuple[str, str, str], Running] = {}
+        found: dict[str, list[_Named]] = {}
         for site in module.branches.live if module is not None else ():
             if isinstance(site.node, _COMPOUND):
                 continue
             for node in ast.walk(site.node):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    place = (
-                        self._modules.origin(node.value) if node.value.startswith("vllm_ascend.") else None
-                    )
-                    if place is not None and place.qualname:
-                        running = Running(
-                            place, f"{_PLATFORM_FILE}:{node.lineno}", _feature_labels(site.conditions)
-                        )
-                        known = found.get(place.key)
-                        if known is None or len(running.labels) < len(known.labels):
-                            found[place.key] = running
+                if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                    continue
+                if node.value.startswith("vllm_ascend."):
+                    named = (node.value, f"{_PLATFORM_FILE}:{node.lineno}", _feature_labels(site.conditions))
+                    found.setdefault(node.value.rsplit(".", 1)[-1], []).append(named)
         return found
+
+    def _named(self, place: Place) -> Running | None:
+        """How the platform names a class in a string, by the way with the fewest features."""
+        best: Running | None = None
+        for dotted, by, labels in self._named_by_platform.get(place.qualname, []):
+            own = self._modules.origin(dotted)
+            if own is not None and own.key == place.key and (best is None or len(labels) < len(best.labels)):
+                best = Running(place, by, labels)
+        return best
 
 
 def _pairs(node: ast.stmt, tables: Iterable[str]) -> Iterator[tuple[str, ast.expr]]:

@@ -389,7 +389,6 @@ def test_the_shape_of_the_data(bench: Bench) -> None:
 
 
 # --- mutations
-# --------------------------------------------------------------------------------------------------
 
 TOKENS = re.compile(r"\w+|[^\w\s]")
 START = SOURCE.index("    def sample")
@@ -467,7 +466,6 @@ def test_a_change_in_another_symbol_keeps_it_untouched(affirmed: Bench, old: str
 
 
 # --- the real trees
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sources

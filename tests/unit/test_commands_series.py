@@ -325,7 +325,6 @@ def test_affirm_refuses_a_conflict(ready: Shell) -> None:
 
 
 # --- where to work
-# ----------------------------------------------------------------------------------------------
 
 
 def test_the_root_is_found_upwards(ready: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +396,6 @@ def test_build_inputs(file: str, expected: bool) -> None:
 
 
 # --- the real trees
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sources

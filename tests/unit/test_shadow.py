@@ -440,7 +440,6 @@ def test_a_damaged_store_counts_as_empty(tmp_path: Path) -> None:
 
 
 # --- the real trees
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
