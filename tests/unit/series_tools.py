@@ -48,6 +48,14 @@ def changed(source: str, *edits: Edit) -> str:
     pieces, overlaps = compose([Piece(source, ("base",))], spans)
     assert not overlaps, overlaps
     text = text_of(pieces)
+    plain = sorted((k.span for k in spans), key=lambda s: s.start)
+    if all(s.op in ("insert", "replace") for s in plain) and len({s.start for s in plain}) == len(plain):
+        # nothing but the spans changes: cutting and pasting gives the same
+        at, parts = 0, []
+        for span in plain:
+            parts += [source[at : span.start], span.text]
+            at = span.end
+        assert "".join([*parts, source[at:]]) == text
     compile(text, "f.py", "exec")
     return text
 
