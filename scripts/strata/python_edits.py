@@ -24,7 +24,7 @@ from strata.python_templates import (
     render,
     stands_alone,
 )
-from strata.python_text import indent_after_first, newline_of, tokens
+from strata.python_text import ends_in_comment, indent_after_first, newline_of, tokens
 from strata.spans import RANK_BREAK, PlaceFault, Placement, Span
 
 _SEPARATOR = re.compile(r"[ \t\f]*;(?:[ \t\f]|\\(?:\r\n|\r|\n))*")
@@ -248,6 +248,7 @@ def _replace(work: Work) -> None:
 def _replace_expression(work: Work, node: ast.expr, done: Rendered) -> None:
     new, module = done.expression, work.module
     assert new is not None
+    _no_comment(done.text, "the text of 'replace'")
     start, end = own_span(work.scope, node)
     text = done.text
     parent, name = work.scope.parent.get(id(node), (None, ""))
@@ -257,6 +258,14 @@ def _replace_expression(work: Work, node: ast.expr, done: Rendered) -> None:
             text = f"({text})"
     text = indent_after_first(text, module.lines.indent_of(start), work.newline)
     work.add(Span(start, end, text, "replace"))
+
+
+def _no_comment(text: str, what: str) -> None:
+    """Refuse text that would turn the rest of its line into a comment."""
+    if ends_in_comment(text):
+        raise PlaceFault(
+            "E-EDIT", f"{what} ends in a comment, which would swallow the rest of the line", found=text
+        )
 
 
 def _replace_statements(work: Work, first: ast.stmt, last: ast.stmt, done: Rendered) -> None:
@@ -409,6 +418,7 @@ def _item_text(work: Work, node: ast.expr, template: str, env: object) -> str:
     else:
         n = len(shell.elts) if isinstance(shell, ast.List) else 0
     text = done.text[len(low) : -len(high)].strip().removesuffix(",")
+    _no_comment(text, "the value of 'add_item'")
     if n != 1:
         kind = {"f(": "argument", "{": "'key: value'"}.get(low, "element")
         raise PlaceFault("E-EDIT", f"the value of 'add_item' must be one {kind}", found=template.strip())

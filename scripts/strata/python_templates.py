@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.python_find import MANY, ONE, Capture, Env, Pair, Param, Scope, parse_with_captures, scan
-from strata.python_text import dedent, split_lines, string_rows, tokens
+from strata.python_text import dedent, ends_in_comment, split_lines, string_rows, tokens
 from strata.spans import PlaceFault
 
 _OPERANDS_END = re.compile(r"[\w\"'\])}]$")
@@ -53,7 +53,9 @@ class Rendered:
     @property
     def is_simple_line(self) -> bool:
         """Whether the text can share a line with others: one line without a compound statement."""
-        return "\n" not in self.text and not any(hasattr(s, "body") or hasattr(s, "cases") for s in self.body)
+        if "\n" in self.text or ends_in_comment(self.text):
+            return False
+        return not any(hasattr(s, "body") or hasattr(s, "cases") for s in self.body)
 
 
 def needs_parentheses(node: ast.AST, bare: bool, parent: ast.AST | None, field: str) -> bool:

@@ -136,6 +136,18 @@ def string_rows(text: str) -> set[int]:
     return {row - 1 - shift for row in rows}
 
 
+def ends_in_comment(text: str) -> bool:
+    """Whether what is put behind ``text`` on its line would become part of a comment."""
+    if "#" not in text.rpartition("\n")[2]:
+        return False
+    try:
+        found = list(tokenize.generate_tokens(io.StringIO(_NEWLINE.sub("\n", f"({text}\n)")).readline))
+    except (tokenize.TokenError, IndentationError):
+        found = list(tokenize.generate_tokens(io.StringIO(_NEWLINE.sub("\n", text)).readline))
+    last = text.count("\n") + 1
+    return any(t.type == tokenize.COMMENT and t.start[0] == last for t in found)
+
+
 def split_lines(text: str) -> list[str]:
     """The lines without their newlines."""
     return _NEWLINE.split(text)

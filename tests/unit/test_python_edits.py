@@ -130,6 +130,16 @@ def test_an_expression_cannot_become_statements() -> None:
     assert one("f(1)\n", find="f(1)", replace="y = 2\nz = 3") == "y = 2\nz = 3\n"
 
 
+def test_a_comment_cannot_swallow_what_follows() -> None:
+    assert fault("x = f(1) * 2\n", find="f(1)", replace="g(1)  # why").code == "E-EDIT"
+    assert fault("f(1)\n", find="f(1)", add_item={"value": "2  # why"}).code == "E-EDIT"
+    assert one("x = f(1) * 2\n", find="f(1)", replace="g('#')") == "x = g('#') * 2\n"
+    assert one("x = 1; y = 2\n", find="x = 1", replace="x = 3  # why") == "x = 3  # why\ny = 2\n"
+    assert one("x = f(1) * 2\n", find="f(1)", replace="g(\n    1,  # why\n)") == (
+        "x = g(\n    1,  # why\n) * 2\n"
+    )
+
+
 def test_unknown_captures_are_named() -> None:
     found = fault("f(1)\n", find="f($A)", replace="g($B)")
     assert found.code == "E-EDIT"
