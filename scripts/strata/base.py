@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from docker.errors import APIError, ContainerError, NotFound
 from docker.models.images import Image
 
 from strata import host, rootfs
@@ -164,9 +165,7 @@ def image_trees(engine: Engine, image: Image, root: Path, say: Say) -> Path:
         for tree in TREES:
             try:
                 stream, _ = container.get_archive(f"{WORKSPACE}/{tree}", chunk_size=1 << 20)
-            except Exception as error:
-                if getattr(error, "status_code", None) != 404 and "404" not in str(error):
-                    raise
+            except NotFound as error:
                 raise StrataError(
                     Finding("E-TREE", f"the image has no {tree} source tree", where=", ".join(image.tags) or image.id,
                             expected=f"{WORKSPACE}/{tree}", found="no such directory",
@@ -206,6 +205,26 @@ class _Chunks(io.RawIOBase):
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+
+def python_of(engine: Engine, image: Image, root: Path) -> str:
+    """The image's Python as ``3.12``, asked of the image itself once and kept beside its trees. E-PYTHON without one."""
+    assert image.id is not None
+    kept = work_directory(root) / "trees" / "images" / (image.id.partition(":")[2][:16] + ".python")
+    if not kept.is_file():
+        question = 'import sys; print("%d.%d" % sys.version_info[:2])'
+        try:
+            answer = engine.client.containers.run(
+                image.id, ["-c", question], entrypoint=["python3"], remove=True, network_disabled=True
+            )
+        except (ContainerError, APIError) as error:
+            raise StrataError(
+                Finding("E-PYTHON", "the base has no python3 that runs", where=", ".join(image.tags) or image.id,
+                        found=str(getattr(error, "explanation", None) or error)[-200:])
+            ) from error  # fmt: skip
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(bytes(answer).decode().strip())
+    return kept.read_text()
 
 
 def tree_hashes(trees: Path) -> dict[str, str]:

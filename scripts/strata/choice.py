@@ -56,15 +56,11 @@ def identify(bases: BasesFile, version: str, labels: dict[str, str], environment
     """The base that an image of unknown name is: by Strata's label, by its SOC_VERSION, by its tag. E-BASE otherwise."""
     release = find_release(bases, version)
     label = labels.get("ai.strata.base.name", "")
-    for name in release.bases:
-        if label == f"{version}-{name}":
-            return find_base(bases, version, name)
-    if label:
-        raise StrataError(
-            Finding("E-BASE", "the image is a base of another release", where=source, expected=version, found=label,
-                    hint=f"VERSION={label.rpartition('-')[0]}")
-        )  # fmt: skip
     soc = next((e.partition("=")[2] for e in environment if e.startswith("SOC_VERSION=")), "")
+    # labels are inherited: an image made from a base has its label, and perhaps another SoC
+    for name, base in release.bases.items():
+        if label == f"{version}-{name}" and base.soc == soc:
+            return find_base(bases, version, name)
     for name, base in release.bases.items():
         if base.kind == "device" and base.soc == soc:
             return find_base(bases, version, name)

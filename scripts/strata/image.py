@@ -13,7 +13,15 @@ from pathlib import Path
 from docker.models.images import Image
 
 from strata import __version__, host
-from strata.base import build_cpu_base, image_trees, manifest_digests, root_hash, tree_hashes, verify
+from strata.base import (
+    build_cpu_base,
+    image_trees,
+    manifest_digests,
+    python_of,
+    root_hash,
+    tree_hashes,
+    verify,
+)
 from strata.bases import BasesFile, KnownBase, load_bases
 from strata.check import Base, Survey, no_findings, survey
 from strata.choice import Choice, choose, identify
@@ -62,16 +70,15 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def tool_wheels(known: KnownBase, root: Path, architecture: str, say: Say, *, offline: bool) -> Path:
-    """Wheels of Strata's own dependencies for the base's Python."""
-    target = Target(known.base.toolchain.python, architecture)
+def tool_wheels(target: Target, root: Path, say: Say, *, offline: bool) -> Path:
+    """Wheels of Strata's own dependencies for a base's Python."""
     directory = wheelhouse(root) / f"tools-{target.tag}"
     pins = tool_pins((root / "requirements.lock").read_text())
     if not (directory / ".complete").is_file() or (directory / ".complete").read_text() != asked_for([], pins, target):
         if offline:
             raise StrataError(
                 Finding("E-OFFLINE", f"the wheelhouse lacks Strata's own wheels for {target.tag}", where=str(directory),
-                        hint=f"make wheelhouse BASE={known.name} (with a network), then carry .strata/wheelhouse here")
+                        hint="make wheelhouse with the same BASE (with a network), then carry .strata/wheelhouse here")
             )  # fmt: skip
         for old in directory.glob("*.whl"):  # the stage installs what is there: an older version must not stay
             old.unlink()
@@ -242,8 +249,8 @@ def network_text(choice: Choice, request: Request, root: Path, architecture: str
 # --- building
 
 
-def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str]) -> dict[str, object]:
-    """What image.json says of the base, and of Strata."""
+def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str], python: str) -> dict[str, object]:
+    """What image.json says of the base, and of Strata. python: the version that the image itself reports."""
     embedded = known.base.kind == "embedded"
     digests = sorted(manifest_digests(image))
     return {
@@ -252,11 +259,12 @@ def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str]) -> dict[
         "version": known.version,
         "variant": known.name,
         "soc_version": known.base.soc,
-        "reference": known.image,
+        "architecture": host.DOCKER_ARCHITECTURES.get(image.attrs["Architecture"], image.attrs["Architecture"]),
+        "reference": next(iter(image.tags), known.image),
         "digest": digests[0] if digests else None,
         "rootfs": root_hash(image),
         "trees": dict(trees),
-        "toolchain": {k: v for k, v in known.base.toolchain.model_dump(by_alias=True).items() if v},
+        "toolchain": {k: v for k, v in known.base.toolchain.model_dump(by_alias=True).items() if v} | {"python": python},
         "python": "/opt/base/venv/bin/python" if embedded else None,
         "serve_python": "/opt/serve/venv/bin/python" if embedded else None,
         "stubs": "/opt/base/stubs" if embedded else None,
@@ -264,8 +272,8 @@ def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str]) -> dict[
     }
 
 
-def labels_for(known: KnownBase, image: Image, series: Series, root: Path) -> dict[str, str]:
-    """OCI and Strata labels of the tuned image."""
+def labels_for(known: KnownBase, image: Image, series: Series, root: Path, *, operators: bool) -> dict[str, str]:
+    """OCI and Strata labels of the tuned image. operators: whether the series has them built."""
     digests = sorted(manifest_digests(image))
     labels = {
         "org.opencontainers.image.title": f"Strata {known.full_name}",
@@ -281,7 +289,7 @@ def labels_for(known: KnownBase, image: Image, series: Series, root: Path) -> di
         "ai.strata.switches": ",".join(
             f"{p.spec.switch.name}={'on' if p.spec.switch.default else 'off'}" for p in series.patches if p.spec.switch
         ),
-        "ai.strata.operators": "stand-in" if known.base.kind == "embedded" else "bisheng",
+        "ai.strata.operators": ("stand-in" if known.base.kind == "embedded" else "bisheng") if operators else "as shipped",
         "ai.strata.live-proof": "passed" if known.base.kind == "embedded" else "deferred",
     }
     return {k: v for k, v in labels.items() if v}
@@ -353,13 +361,15 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     if known.base.kind == "device" and not known.expected_trees:
         say(f"nothing is recorded of this base yet; once you trust it: strata base pin {known.full_name}")
     engine.require_space(_SPACE, "the tuned image")
-    wheels = tool_wheels(known, root, host.architecture(), say, offline=request.offline)
+    python = python_of(engine, image, root)
+    wheels = tool_wheels(Target(python, host.architecture()), root, say, offline=request.offline)
     context = work_directory(root) / "build" / known.full_name
-    write_context(context, facts_for(known, image, hashes))
+    write_context(context, facts_for(known, image, hashes, python))
     local = _local_name(image, engine)
     sources, inputs = judged.counts
     say(f"building {known.tuned_tag}: {len(series.ids)} patches, {sources} source files, {inputs} build inputs")
-    tuned_build(known, root, local, wheels, context, request.without, labels_for(known, image, series, root)).run(say)
+    labels = labels_for(known, image, series, root, operators=judged.needed.operators)
+    tuned_build(known, root, local, wheels, context, request.without, labels).run(say)
     write_environment(root / ".env", known)
     return known
 

@@ -27,7 +27,7 @@ def fill(version: str, request: str | None, root: Path, say: Say) -> str:
     place = wheelhouse(root)
     here = Target(f"3.{sys.version_info.minor}", architecture)
     fetch_wheels([root / "requirements.lock"], [], here, place / f"strata-{here.tag}", say)
-    tool_wheels(known, root, architecture, say, offline=False)
+    tool_wheels(Target(known.base.toolchain.python, architecture), root, say, offline=False)
     fetch_archives(find_base(bases, version, "cpu"), root, say)
     if known.base.kind == "embedded":
         fetch_base_wheels(wheels_wanted(known, root, architecture), say, offline=False)

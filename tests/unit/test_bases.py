@@ -100,16 +100,18 @@ def test_host_decides_without_base() -> None:
 
 
 def test_identify_by_label_soc_and_tag() -> None:
-    assert identify(BASES, VERSION, {"ai.strata.base.name": "0.23.0-cpu"}, [], "x:1").name == "cpu"
+    label = {"ai.strata.base.name": "0.23.0-cpu"}
+    assert identify(BASES, VERSION, label, ["SOC_VERSION=ascend910b1"], "x:1").name == "cpu"
+    assert identify(BASES, VERSION, label, ["SOC_VERSION=ascend910_9391"], "x:1").name == "a3", "labels are inherited"
     assert identify(BASES, VERSION, {}, ["A=b", "SOC_VERSION=ascend910_9391"], "x:1").name == "a3"
     assert identify(BASES, VERSION, {}, ["SOC_VERSION=ascend910b1"], "x:1").name == "a2"
     assert identify(BASES, VERSION, {}, [], "m/vllm-ascend:v0.23.0-a3").name == "a3"
 
 
 def test_identify_refuses_what_it_cannot_tell() -> None:
-    for labels, environment in (({}, []), ({}, ["SOC_VERSION=ascend310p1"]), ({"ai.strata.base.name": "0.1-cpu"}, [])):
+    for environment in ([], ["SOC_VERSION=ascend310p1"]):
         with pytest.raises(StrataError) as error:
-            identify(BASES, VERSION, labels, environment, "x:1")
+            identify(BASES, VERSION, {}, environment, "x:1")
         assert codes(error) == ["E-BASE"]
 
 

@@ -23,7 +23,7 @@ A3 = find_base(BASES, "0.23.0", "a3")
 
 
 def fake_image() -> SimpleNamespace:
-    return SimpleNamespace(id="sha256:" + "7" * 64, tags=["b:1"], attrs={"RootFS": {"Layers": ["sha256:1"]}, "RepoDigests": []})
+    return SimpleNamespace(id="sha256:" + "7" * 64, tags=["b:1"], attrs={"RootFS": {"Layers": ["sha256:1"]}, "RepoDigests": [], "Architecture": "amd64"})
 
 
 def test_build_arguments_name_the_base_as_a_context(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_dockerfiles_use_no_registry_and_no_frontend_line() -> None:
 
 
 def test_kernels_context_holds_only_what_decides_the_operators(tmp_path: Path) -> None:
-    facts = image.facts_for(CPU, fake_image(), {"vllm": "1", "vllm-ascend": "2"})  # type: ignore[arg-type]
+    facts = image.facts_for(CPU, fake_image(), {"vllm": "1", "vllm-ascend": "2"}, "3.11")  # type: ignore[arg-type]
     image.write_context(tmp_path, facts)
     kernels = json.loads((tmp_path / "kernels.json").read_text())
     assert kernels == {"name": "0.23.0-cpu", "version": "0.23.0", "variant": "cpu", "soc_version": "ascend910b1"}
@@ -53,19 +53,20 @@ def test_kernels_context_holds_only_what_decides_the_operators(tmp_path: Path) -
 
 
 def test_facts_by_kind_of_base() -> None:
-    cpu, a3 = (image.facts_for(k, fake_image(), {}) for k in (CPU, A3))  # type: ignore[arg-type]
+    cpu, a3 = (image.facts_for(k, fake_image(), {}, "3.12") for k in (CPU, A3))  # type: ignore[arg-type]
     assert (cpu["live"], a3["live"]) == ("pending", "deferred")
     assert cpu["serve_python"] and a3["serve_python"] is None and a3["stubs"] is None
 
 
 def test_labels_say_base_series_and_compiler() -> None:
     series = load_series(ROOT)
-    labels = image.labels_for(CPU, fake_image(), series, ROOT)  # type: ignore[arg-type]
+    labels = image.labels_for(CPU, fake_image(), series, ROOT, operators=True)  # type: ignore[arg-type]
     assert labels["ai.strata.base"] == "0.23.0-cpu"
     assert labels["ai.strata.series"] == series.digest()
     assert labels["ai.strata.operators"] == "stand-in"
     assert labels["ai.strata.patches"].split(",") == series.ids
-    assert image.labels_for(A3, fake_image(), series, ROOT)["ai.strata.live-proof"] == "deferred"  # type: ignore[arg-type]
+    a3 = image.labels_for(A3, fake_image(), series, ROOT, operators=False)  # type: ignore[arg-type]
+    assert (a3["ai.strata.live-proof"], a3["ai.strata.operators"]) == ("deferred", "as shipped")
 
 
 def test_plan_text_is_complete() -> None:
