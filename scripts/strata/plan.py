@@ -3,25 +3,22 @@ collected."""
 
 from __future__ import annotations
 
-import ast
-import difflib
 import json
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 
 from strata.composition import Key, Keyed, Piece, compose, locate, text_of
 from strata.config import read_text
 from strata.errors import Finding, StrataError
 from strata.languages import language_of
 from strata.model import DEFAULT_TREE, At, Edit
+from strata.plan_findings import finding_of, parses, similar_files, summary, unparsable
 from strata.python_imports import bindings, parse_imports
 from strata.series import TREES, Patch, Series
 from strata.spans import PlaceFault, Placement, Span
 from strata.trees import Trees
 
-Path = tuple[str, str]  # (tree, file)
+FilePath = tuple[str, str]  # (tree, file)
 MANIFEST_FORMAT = 1
 
 
@@ -63,9 +60,9 @@ class Plan:
     digest: str = ""
     placed: list[Placed] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    files: dict[Path, str] = field(default_factory=dict)
-    original: dict[Path, str | None] = field(default_factory=dict)
-    executable: set[Path] = field(default_factory=set)
+    files: dict[FilePath, str] = field(default_factory=dict)
+    original: dict[FilePath, str | None] = field(default_factory=dict)
+    executable: set[FilePath] = field(default_factory=set)
 
     def raise_faults(self) -> None:
         """StrataError (exit 1) with all findings, where there are any."""
@@ -130,7 +127,7 @@ class _Job:
     edit: Edit
     default: Edit | None
     depth: int
-    spans: dict[Path, tuple[Span, ...]] = field(default_factory=dict)
+    spans: dict[FilePath, tuple[Span, ...]] = field(default_factory=dict)
 
 
 class _Planner:
@@ -141,9 +138,9 @@ class _Planner:
         self.patches = [series[i] for i in ids]
         self.plan = Plan(list(ids), Series(series.root, tuple(self.patches)).digest())
         self.jobs: list[_Job] = []
-        self.new: dict[Path, tuple[str, str]] = {}  # new file -> (patch, text)
-        self.base: dict[Path, str | None] = {}
-        self.states: dict[tuple[Path, frozenset[str], int], list[Piece]] = {}
+        self.new: dict[FilePath, tuple[str, str]] = {}  # new file -> (patch, text)
+        self.base: dict[FilePath, str | None] = {}
+        self.states: dict[tuple[FilePath, frozenset[str], int], list[Piece]] = {}
         self.reported: set[tuple[object, ...]] = set()
 
     def run(self) -> Plan:
@@ -179,7 +176,7 @@ class _Planner:
 
     # --- reading
 
-    def _read(self, path: Path) -> str | None:
+    def _read(self, path: FilePath) -> str | None:
         if path not in self.base:
             self.base[path] = self.trees.read(*path)
         return self.base[path]
@@ -213,7 +210,7 @@ class _Planner:
             except ValueError as error:
                 self._fault(patch, None, None, Finding("E-CONFIG", f"bad value for 'manifest': {error}"))
 
-    def _add_new(self, patch: Patch, path: Path, text: str) -> None:
+    def _add_new(self, patch: Patch, path: FilePath, text: str) -> None:
         at = At(tree=path[0], file=path[1])
         if self.trees.path(*path).exists():
             self._fault(
@@ -314,7 +311,7 @@ class _Planner:
 
         assert job.edit.diff is not None
         text = read_text(patch.directory / job.edit.diff)
-        sources: dict[Path, str] = {}
+        sources: dict[FilePath, str] = {}
         missing: list[At] = []
 
         def read(file: str) -> str | None:
@@ -361,7 +358,7 @@ class _Planner:
 
     # --- composing
 
-    def _state(self, path: Path, ids: frozenset[str], depth: int) -> list[Piece]:
+    def _state(self, path: FilePath, ids: frozenset[str], depth: int) -> list[Piece]:
         """A file after all edits of ``ids`` of less than ``depth``."""
         known = self.states.get((path, ids, depth))
         if known is not None:
@@ -382,7 +379,7 @@ class _Planner:
         self.states[path, ids, depth] = pieces
         return pieces
 
-    def _mapped(self, job: _Job, path: Path, target: list[Piece]) -> list[tuple[int, Span]]:
+    def _mapped(self, job: _Job, path: FilePath, target: list[Piece]) -> list[tuple[int, Span]]:
         """A job's spans, numbered, in the offsets of ``target``; its own are those of the text it was
         matched on."""
         if job.edit.on is None:
@@ -407,13 +404,13 @@ class _Planner:
             out.append((n, replace(span, start=low, end=high)))
         return out
 
-    def _others(self, path: Path, on: str) -> list[str]:
+    def _others(self, path: FilePath, on: str) -> list[str]:
         below = set(self.series.closure([on]))
         return [
             p for p in dict.fromkeys(j.key[1] for j in self.jobs if path in j.spans) if p not in below
         ] or ["?"]
 
-    def _overlap(self, path: Path, first: Key, second: Key) -> None:
+    def _overlap(self, path: FilePath, first: Key, second: Key) -> None:
         patch = self.series[second[1]]
         edit = patch.spec.edits[second[2]]
         other = self.series[first[1]].spec.edits[first[2]]
@@ -422,15 +419,15 @@ class _Planner:
             Finding("E-OVERLAP", f"{first[1]} and {second[1]} change the same code",
                     where=str(edit.at or path[1]),
                     expected="edits of places of their own",
-                    found=f"edit {first[2] + 1} of {first[1]} ({_summary(other)}) and "
-                          f"edit {second[2] + 1} of {second[1]} ({_summary(edit)})",
+                    found=f"edit {first[2] + 1} of {first[1]} ({summary(other)}) and "
+                          f"edit {second[2] + 1} of {second[1]} ({summary(edit)})",
                     hint=f"if {second[1]} is to see the other's result, say 'on: {first[1]}' in its edit"
                          if first[1] != second[1] else "make one edit of the two"),
         )  # fmt: skip
 
     def _import_conflicts(self) -> None:
         """Two patches that bind one name of one file to different things."""
-        bound: dict[tuple[Path, str], tuple[str, str]] = {}
+        bound: dict[tuple[FilePath, str], tuple[str, str]] = {}
         for job in self.jobs:
             text, at = job.edit.import_, job.edit.at
             if not text or at is None or job.edit.local or not job.spans or not at.file.endswith(".py"):
@@ -454,28 +451,28 @@ class _Planner:
 
     def _check_results(self) -> None:
         for path, text in self.plan.files.items():
-            if path[1].endswith(".py") and not _parses(text):
+            if path[1].endswith(".py") and not parses(text):
                 self._blame(path, text)
 
-    def _blame(self, path: Path, text: str) -> None:
+    def _blame(self, path: FilePath, text: str) -> None:
         """Name the patch, or the patches together, that leave a file in a state that does not parse."""
         at = At(tree=path[0], file=path[1])
         if path in self.new and not any(path in j.spans for j in self.jobs):
-            self._fault(self.series[self.new[path][0]], None, at, _unparsable(at, text, "the new file"))
+            self._fault(self.series[self.new[path][0]], None, at, unparsable(at, text, "the new file"))
             return
         top = max(j.depth for j in self.jobs) + 1
         touching = list(dict.fromkeys(j.key[1] for j in self.jobs if path in j.spans))
         guilty = [
             i for i in touching
-            if not _parses(text_of(self._state(path, frozenset(self.series.closure([i])), top)))
+            if not parses(text_of(self._state(path, frozenset(self.series.closure([i])), top)))
         ]  # fmt: skip
         for i in guilty:
             alone = text_of(self._state(path, frozenset(self.series.closure([i])), top))
-            self._fault(self.series[i], None, at, _unparsable(at, alone, "the file after this patch"))
+            self._fault(self.series[i], None, at, unparsable(at, alone, "the file after this patch"))
         if not guilty:
             self._fault(
                 self.series[touching[-1]], None, at,
-                _unparsable(at, text, "the file after " + ", ".join(touching) + " together"),
+                unparsable(at, text, "the file after " + ", ".join(touching) + " together"),
             )  # fmt: skip
 
     def _fault(self, patch: Patch, edit: int | None, at: At | None, finding: Finding) -> None:
@@ -488,40 +485,6 @@ class _Planner:
         if mark not in self.reported:
             self.reported.add(mark)
             self.plan.faults.append(Fault(patch.id, edit, at, named))
-
-
-def finding_of(fault: PlaceFault, patch: Patch, edit: Edit) -> Finding:
-    """A placing fault as a finding: where it is, the nearest candidates, what to type next."""
-    at = edit.at
-    where = str(at) if at else f"{patch.id}/{edit.diff}"
-    if fault.line:
-        where += f" (line {fault.line})"
-    hints = {
-        "E-SYMBOL-GONE": "if it moved, name its new place in 'at'; strata why "
-        f"{patch.id} says what the edit is for",
-        "E-CONFLICT": "write the anchor anew for this base, after reading the code it stands for",
-        "E-AMBIGUOUS": "narrow it with 'in', 'next_to' or 'nth', or say 'count'",
-        "E-PARTIAL": "add the clause to the pattern",
-        "E-EDIT": f"mend the edit in {patch.yaml_path}",
-        "E-PARSE": "take the file from the release again",
-    }
-    return Finding(
-        fault.code, fault.message, where, patch.id, fault.expected, fault.found,
-        hints.get(fault.code, ""), tuple(fault.candidates),
-    )  # fmt: skip
-
-
-def similar_files(trees: Trees, at: At) -> list[str]:
-    """Up to three files of the tree with the same name elsewhere, or a similar path."""
-    suffix = PurePosixPath(at.file).suffix
-    files = trees.files(at.tree, (suffix,) if suffix else ("",))
-    name = PurePosixPath(at.file).name
-    same = [f for f in files if PurePosixPath(f).name == name]
-    same.sort(key=lambda f: -difflib.SequenceMatcher(None, f, at.file).ratio())
-    here = str(PurePosixPath(at.file).parent)
-    siblings = [f for f in files if str(PurePosixPath(f).parent) == here]
-    close = difflib.get_close_matches(at.file, siblings or files, n=3, cutoff=0.6)
-    return list(dict.fromkeys([*same[:2], *close]))[:3]
 
 
 def _map_span(
@@ -540,43 +503,10 @@ def _map_span(
     return point, point
 
 
-def _manifest_path(text: str) -> Path:
+def _manifest_path(text: str) -> FilePath:
     at = At.parse(text)
     return (TREES.get(at.file.split("/", 1)[0], at.tree), at.file) if at.tree == DEFAULT_TREE else at.path
 
 
-def _diff_path(file: str) -> Path:
+def _diff_path(file: str) -> FilePath:
     return TREES.get(file.split("/", 1)[0], DEFAULT_TREE), file
-
-
-def _summary(edit: Edit) -> str:
-    words = edit.find or edit.import_ or edit.diff or str(edit.at)
-    return f"{edit.verb}: {words.strip().splitlines()[0][:60]}"
-
-
-def _parses(text: str) -> bool:
-    return _syntax_error(text) is None
-
-
-def _syntax_error(text: str) -> SyntaxError | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(text.removeprefix("\ufeff"))
-    except SyntaxError as error:
-        return error
-    except ValueError as error:
-        return SyntaxError(str(error))
-    return None
-
-
-def _unparsable(at: At, text: str, what: str) -> Finding:
-    error = _syntax_error(text)
-    assert error is not None
-    line = error.lineno or 0
-    lines = text.splitlines()
-    return Finding(
-        "E-RESULT", f"{what} is not valid Python: {error.msg}", where=f"{at} (line {line} of the result)",
-        expected="Python that parses", found=lines[line - 1].strip()[:120] if 0 < line <= len(lines) else "",
-        hint="mend the edits that meet there",
-    )  # fmt: skip

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import ast
 import copy
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from strata.fingerprint import python_fingerprint
 from strata.model import Edit
-from strata.python_find import Match, Matcher, Scope, arguments, find, pairs, parse_pattern, scope_of
+from strata.python_find import Match, find, scope_of
 from strata.python_imports import import_spans
+from strata.python_layout import (
+    Work,
+    after_point,
+    block_indent,
+    break_at,
+    break_suite,
+    insert_after,
+    insert_before,
+    next_on_line,
+    previous_on_line,
+    where,
+)
 from strata.python_lists import Items, insert_item, items_between
-from strata.python_symbols import DEFINITIONS, FUNCTIONS, MODULE, PyModule, module_of
+from strata.python_patterns import Matcher, arguments, pairs, parse_pattern
+from strata.python_symbols import DEFINITIONS, FUNCTIONS, MODULE, module_of
 from strata.python_templates import (
     BODY,
     Rendered,
@@ -24,33 +36,8 @@ from strata.python_templates import (
     render,
     stands_alone,
 )
-from strata.python_text import ends_in_comment, indent_after_first, newline_of, tokens
-from strata.spans import RANK_BREAK, PlaceFault, Placement, Span
-
-_SEPARATOR = re.compile(r"[ \t\f]*;(?:[ \t\f]|\\(?:\r\n|\r|\n))*")
-_BLANK = re.compile(r"(?:[ \t\f;]|\\(?:\r\n|\r|\n))\Z")
-
-
-@dataclass
-class Work:
-    """One edit being placed: its scope, the spans so far, and the statements that its anchors stand in."""
-
-    scope: Scope
-    edit: Edit
-    spans: list[Span] = field(default_factory=list)
-    anchors: list[ast.stmt] = field(default_factory=list)
-
-    @property
-    def module(self) -> PyModule:
-        return self.scope.module
-
-    @property
-    def newline(self) -> str:
-        return newline_of(self.module.source)
-
-    def add(self, span: Span) -> None:
-        if span not in self.spans:
-            self.spans.append(span)
+from strata.python_text import ends_in_comment, indent_after_first, tokens
+from strata.spans import PlaceFault, Placement, Span
 
 
 def place(source: str, edit: Edit) -> Placement:
@@ -76,7 +63,7 @@ def _neighbours(work: Work) -> str:
     """Fingerprint of the anchor with its direct siblings; of a definition its header alone counts."""
     if not work.anchors:
         return python_fingerprint([])
-    block, first = _where(work.scope, work.anchors[0])
+    block, first = where(work.scope, work.anchors[0])
     entry = work.scope.entry
     if entry is not None and work.anchors[0] is entry.node:
         return python_fingerprint([_header(entry.node)])
@@ -93,115 +80,6 @@ def _header(node: ast.stmt) -> ast.stmt:
     bare = copy.copy(node)
     bare.body = []
     return bare
-
-
-# --- where statements stand
-
-
-def _where(scope: Scope, node: ast.stmt) -> tuple[list[ast.stmt], int]:
-    block, n = scope.place[id(node)]
-    return list(block.statements), n
-
-
-def _joined(scope: Scope, block: list[ast.stmt], n: int) -> bool:
-    """Whether statement ``n`` of a block stands behind a ``;`` on the logical line of the one before it."""
-    if n < 1 or n >= len(block):
-        return False
-    module = scope.module
-    between = module.source[module.end(block[n - 1]) : module.start(block[n])]
-    return _SEPARATOR.fullmatch(between) is not None
-
-
-def _line_mates(scope: Scope, node: ast.stmt) -> tuple[ast.stmt, bool]:
-    """The first statement of the block on the logical line of ``node``, and whether it starts that line."""
-    block, n = _where(scope, node)
-    while _joined(scope, block, n):
-        n -= 1
-    return block[n], n > 0 or not _behind_colon(scope.module, scope.module.start(block[n]))
-
-
-def _behind_colon(module: PyModule, start: int) -> bool:
-    """Whether what starts there stands on the logical line of the header that it belongs to."""
-    low = _before_blanks(module.source, start)
-    if module.source[low - 1 : low] != ":":
-        return False
-    line = module.source[module.lines.start_of(low) : low]
-    return module.lines.line_of(low) == module.lines.line_of(start) or "#" not in line
-
-
-def _before_blanks(source: str, offset: int) -> int:
-    """Where the white space, ``;`` and joined line ends in front of ``offset`` begin."""
-    while (blank := _BLANK.search(source, max(offset - 3, 0), offset)) is not None:
-        offset = blank.start()
-    return offset
-
-
-def _indent(scope: Scope, node: ast.stmt) -> str:
-    """The indentation of the block of ``node``; what it will be for a suite on its header's line."""
-    first, starts_line = _line_mates(scope, node)
-    module, start = scope.module, scope.module.start(first)
-    if starts_line:
-        return module.lines.indent_of(start)
-    indent = module.lines.indent_of(_before_blanks(module.source, start))
-    return indent + ("\t" if indent.startswith("\t") else "    ")
-
-
-def _break_suite(work: Work, node: ast.stmt) -> None:
-    """Put a suite that stands on its header's line (``if x: y``) on lines of its own."""
-    first, starts_line = _line_mates(work.scope, node)
-    if not starts_line:
-        _break_at(work, work.module.start(first), _indent(work.scope, node))
-
-
-def _break_at(work: Work, start: int, indent: str) -> None:
-    """Put what starts at ``start`` on a line of its own, in place of the white space and ``;`` before it."""
-    low = _before_blanks(work.module.source, start)
-    text = work.newline + indent
-    if low == start:
-        work.add(Span(start, start, text, "insert", merge="break", rank=RANK_BREAK))
-    else:
-        work.add(Span(low, start, text, "replace", merge="break"))
-
-
-def _previous_on_line(scope: Scope, node: ast.stmt) -> bool:
-    return _joined(scope, *_where(scope, node))
-
-
-def _next_on_line(scope: Scope, node: ast.stmt) -> ast.stmt | None:
-    block, n = _where(scope, node)
-    return block[n + 1] if _joined(scope, block, n + 1) else None
-
-
-def _insert_before(work: Work, node: ast.stmt, text: str) -> None:
-    indent = _indent(work.scope, node)
-    _break_suite(work, node)
-    start = work.module.start(node)
-    if _previous_on_line(work.scope, node):
-        _break_at(work, start, indent)
-    body = indent_after_first(text, indent, work.newline)
-    work.add(Span(start, start, body + work.newline + indent, "insert"))
-    work.anchors.append(node)
-
-
-def _insert_after(work: Work, node: ast.stmt, text: str, merge: str = "") -> None:
-    indent = _indent(work.scope, node)
-    _break_suite(work, node)
-    blank = (2 if not indent else 1) if text.startswith(("def ", "async def ", "class ", "@")) else 0
-    body = work.newline * (1 + blank) + indent + indent_after_first(text, indent, work.newline)
-    at = _after_point(work, node, indent)
-    work.add(Span(at, at, body, "insert", rank=-1 - len(indent), merge=merge))
-    work.anchors.append(node)
-
-
-def _after_point(work: Work, node: ast.stmt, indent: str) -> int:
-    """Where text that follows ``node`` goes: the end of its line, behind a comment; parts it from a ``;``
-    mate."""
-    mate = _next_on_line(work.scope, node)
-    end = work.module.end(node)
-    if mate is None:
-        return work.module.lines.end_of(end)
-    _break_at(work, work.module.start(mate), indent)
-    return end
 
 
 def _whole_statements(work: Work, match: Match, verb: str) -> tuple[ast.stmt, ast.stmt]:
@@ -269,14 +147,14 @@ def _no_comment(text: str, what: str) -> None:
 
 
 def _replace_statements(work: Work, first: ast.stmt, last: ast.stmt, done: Rendered) -> None:
-    indent = _indent(work.scope, first)
+    indent = block_indent(work.scope, first)
     if not done.is_simple_line:
-        _break_suite(work, first)
-        if _previous_on_line(work.scope, first):
-            _break_at(work, work.module.start(first), indent)
-        mate = _next_on_line(work.scope, last)
+        break_suite(work, first)
+        if previous_on_line(work.scope, first):
+            break_at(work, work.module.start(first), indent)
+        mate = next_on_line(work.scope, last)
         if mate is not None:
-            _break_at(work, work.module.start(mate), indent)
+            break_at(work, work.module.start(mate), indent)
     text = indent_after_first(done.text, indent, work.newline)
     work.add(Span(work.module.start(first), work.module.end(last), text, "replace"))
     work.anchors += [first, last] if first is not last else [first]
@@ -306,11 +184,11 @@ def _lines_of_run(work: Work, first: ast.stmt, last: ast.stmt) -> tuple[int, int
     """What goes with a run of statements: its lines with their comments, or its part of a shared line."""
     module, lines = work.module, work.module.lines
     start, end = module.start(first), module.end(last)
-    mate = _next_on_line(work.scope, last)
+    mate = next_on_line(work.scope, last)
     if mate is not None:
         return start, module.start(mate)
-    if _previous_on_line(work.scope, first):
-        block, n = _where(work.scope, first)
+    if previous_on_line(work.scope, first):
+        block, n = where(work.scope, first)
         return module.end(block[n - 1]), end
     return lines.start_of(start), lines.next_start(end)
 
@@ -320,11 +198,11 @@ def _beside(work: Work, template: str, verb: str) -> None:
         done = render(work.scope, template, match.env, f"the text of '{verb}'")
         first = work.scope.statement_of(match.nodes[0])
         if verb == "before":
-            _insert_before(work, first, done.text)
+            insert_before(work, first, done.text)
         else:
             last = first if match.is_expression else match.nodes[-1]
             assert isinstance(last, ast.stmt)
-            _insert_after(work, last, done.text)
+            insert_after(work, last, done.text)
 
 
 def _before(work: Work) -> None:
@@ -348,11 +226,11 @@ def _wrap(work: Work) -> None:
                 "E-EDIT", f"{what} needs $BODY once, on a line of its own", found=work.edit.wrap.strip()
             )
         margin = lines[rows[0]][: -len(BODY)]
-        indent = _indent(work.scope, first)
-        _break_suite(work, first)
+        indent = block_indent(work.scope, first)
+        break_suite(work, first)
         start = work.module.start(first)
-        if _previous_on_line(work.scope, first):
-            _break_at(work, start, indent)
+        if previous_on_line(work.scope, first):
+            break_at(work, start, indent)
         head, tail = "\n".join(lines[: rows[0]]), "\n".join(lines[rows[0] + 1 :])
         opening = (
             indent_after_first(head, indent, work.newline) + work.newline + indent + margin
@@ -360,7 +238,7 @@ def _wrap(work: Work) -> None:
             else margin
         )
         closing = work.newline + indent + indent_after_first(tail, indent, work.newline) if tail else ""
-        end = _after_point(work, last, indent)
+        end = after_point(work, last, indent)
         work.add(Span(start, start, opening, "open", indent=margin, base=indent))
         work.add(Span(end, end, closing, "close", indent=margin, base=indent, rank=-1 - len(indent)))
         work.anchors += [first, last] if first is not last else [first]
@@ -644,9 +522,9 @@ def _insert_at_start(work: Work, text: str, merge: str = "") -> None:
     while work.scope.entry is None and lead < len(body) and _is_future(body[lead]):
         lead += 1
     if lead:
-        _insert_after(work, body[lead - 1], text, merge)
+        insert_after(work, body[lead - 1], text, merge)
     else:
-        _insert_before(work, body[0], text)
+        insert_before(work, body[0], text)
         if merge:
             work.spans[-1] = replace(work.spans[-1], merge=merge)
 
@@ -671,7 +549,7 @@ def _append(work: Work) -> None:
             found=work.module.text(last).splitlines()[0],
             line=last.lineno,
         )
-    _insert_after(work, last, done.text)
+    insert_after(work, last, done.text)
 
 
 def _import(work: Work) -> None:
@@ -685,7 +563,7 @@ def _import(work: Work) -> None:
             expected="'at' with the file alone, or 'local: true' for the start of the function",
             found=work.scope.entry.qualname,
         )
-    import_spans(work, text, _insert_at_start, _insert_after, _insert_before)
+    import_spans(work, text, _insert_at_start)
 
 
 _VERBS: dict[str, Callable[[Work], None]] = {

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from strata.python_layout import Work, insert_after
 from strata.python_lists import insert_item, items_between
 from strata.python_symbols import DEFINITIONS, PyModule
 from strata.python_text import tokens
 from strata.spans import PlaceFault, Span
-
-if TYPE_CHECKING:
-    from strata.python_edits import Work
 
 Import = ast.Import | ast.ImportFrom
 
@@ -48,10 +45,11 @@ def import_spans(
     work: Work,
     text: str,
     at_start: Callable[[Work, str, str], None],
-    after: Callable[[Work, ast.stmt, str, str], None],
-    before: Callable[[Work, ast.stmt, str], None],
 ) -> None:
-    """Add the spans of an import edit to ``work``; none where the file has the import already."""
+    """Add the spans of an import edit to ``work``; none where the file has the import already.
+
+    at_start: puts text at the start of the edited symbol or file.
+    """
     module = work.module
     local = work.edit.local
     for node in parse_imports(text):
@@ -77,11 +75,11 @@ def import_spans(
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             future = [s for s in run if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
             if future:
-                after(work, future[-1], statement, merge)
+                insert_after(work, future[-1], statement, merge)
                 continue
             at_start(work, statement, merge)
         elif run:
-            after(work, run[-1], statement, merge)
+            insert_after(work, run[-1], statement, merge)
         else:
             at_start(work, statement, merge)
 

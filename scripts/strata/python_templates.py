@@ -10,7 +10,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from strata.python_find import MANY, ONE, Capture, Env, Pair, Param, Scope, parse_with_captures, scan
+from strata.python_find import Scope
+from strata.python_patterns import CAPTURES, MANY, ONE, Capture, Env, Pair, Param, parse_with_captures, scan
 from strata.python_text import dedent, ends_in_comment, split_lines, string_rows, tokens
 from strata.spans import PlaceFault
 
@@ -226,9 +227,7 @@ def _contexts(source: str, what: str) -> dict[int, tuple[ast.AST | None, str]]:
         count += 1
         return f"$$${m['many']}_{count}" if m["many"] else f"$ONE_{count}"
 
-    from strata.python_find import _SCAN
-
-    body = parse_with_captures(_SCAN.sub(number, source), what)
+    body = parse_with_captures(CAPTURES.sub(number, source), what)
     found: dict[int, tuple[ast.AST | None, str]] = {}
     for parent in ast.walk(ast.Module(body, [])):
         for name, value in ast.iter_fields(parent):

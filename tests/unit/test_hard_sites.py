@@ -325,7 +325,8 @@ def test_every_symbol_of_a_large_file_is_found_by_its_name(real_trees: Trees) ->
 
 def test_a_statement_of_every_kind_is_found_by_its_own_text(real_trees: Trees) -> None:
     """Each statement of the hardest functions, given as its own pattern, matches where it stands."""
-    from strata.python_find import Matcher, _candidates, parse_pattern, scope_of
+    from strata.python_find import candidates, scope_of
+    from strata.python_patterns import Matcher, parse_pattern
     from strata.python_symbols import module_of
 
     source = real_trees.read("vllm-ascend", RUNNER)
@@ -338,7 +339,7 @@ def test_a_statement_of_every_kind_is_found_by_its_own_text(real_trees: Trees) -
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue
             pattern = parse_pattern(ast.unparse(statement), "the test")
-            hits = _candidates(scope, pattern, Matcher())
+            hits = candidates(scope, pattern, Matcher())
             nodes = [scope.statement_of(m.nodes[0]) for m in hits]
             assert statement in nodes, ast.unparse(statement)
             total += 1
