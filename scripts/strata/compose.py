@@ -1,4 +1,6 @@
-"""The checker for compose files: device names, drivers, logical ids, quotes, and what a command becomes on its way."""
+"""The checker for compose files: device names, drivers, logical ids, quotes, and what a command becomes on
+its way.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?:(:?[-?+])([^}]*))?\}|(\w+))")
 
 @dataclass
 class Service:
-    """What matters of one service. cards: numbers of davinci nodes, in order; environment: its variables, resolved."""
+    """What matters of one service. cards: numbers of davinci nodes, in order; environment: its variables,
+    resolved.
+    """
 
     name: str
     devices: list[str] = field(default_factory=list)
@@ -65,17 +69,27 @@ _Loader.add_constructor("!override", _override)
 
 
 def emit(arguments: Sequence[str]) -> list[str]:
-    """A command for a compose file: a list, ``$`` doubled. E-COMPOSE where it would not read back as given."""
+    """A command for a compose file: a list, ``$`` doubled. E-COMPOSE where it would not read back as
+    given.
+    """
     written = [a.replace("$", "$$") for a in arguments]
     back = read_back(yaml.safe_load(yaml.safe_dump(written)))
     if back != list(arguments):
-        raise StrataError(Finding("E-COMPOSE", "the command does not survive the way through the compose file",
-                                  expected=json.dumps(list(arguments)), found=json.dumps(back)))  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-COMPOSE",
+                "the command does not survive the way through the compose file",
+                expected=json.dumps(list(arguments)),
+                found=json.dumps(back),
+            )
+        )
     return written
 
 
 def read_back(command: str | Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-    """The arguments that the container gets of a written command: interpolated, and split where it is a string."""
+    """The arguments that the container gets of a written command: interpolated, and split where it is a
+    string.
+    """
     words = shlex.split(command) if isinstance(command, str) else list(command)
     return [interpolate(w, environment or {}) for w in words]
 
@@ -99,7 +113,9 @@ def interpolate(text: str, environment: Mapping[str, str]) -> str:
 
 
 def check_files(paths: Sequence[Path], environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Check each file by itself: findings with ``file: service``. StrataError where one is not a compose file."""
+    """Check each file by itself: findings with ``file: service``. StrataError where one is not a compose
+    file.
+    """
     environment = dict(os.environ) if environment is None else environment
     findings: list[Finding] = []
     for path in paths:
@@ -108,10 +124,16 @@ def check_files(paths: Sequence[Path], environment: Mapping[str, str] | None = N
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-            findings.append(Finding("E-YAML", "not readable as YAML", where=place, found=str(getattr(error, "problem", error))))
+            findings.append(
+                Finding(
+                    "E-YAML", "not readable as YAML", where=place, found=str(getattr(error, "problem", error))
+                )
+            )
             continue
         if not isinstance(data, dict) or not isinstance(data.get("services"), dict):
-            findings.append(Finding("E-COMPOSE", "no services in it", where=str(path), expected="a mapping 'services'"))
+            findings.append(
+                Finding("E-COMPOSE", "no services in it", where=str(path), expected="a mapping 'services'")
+            )
             continue
         for service in services(data, environment):
             findings += check(service, str(path))
@@ -131,7 +153,8 @@ def services(data: Mapping[str, Any], environment: Mapping[str, str]) -> Iterato
             devices=[interpolate(_source(d), environment) for d in body.get("devices") or ()],
             mounts=[interpolate(_source(v), environment) for v in body.get("volumes") or ()],
             environment={
-                k: interpolate(str(v), environment) if v is not None else environment.get(k, "") for k, v in given.items()
+                k: interpolate(str(v), environment) if v is not None else environment.get(k, "")
+                for k, v in given.items()
             },
             command=body.get("command"),
             privileged=bool(body.get("privileged")),
@@ -139,7 +162,9 @@ def services(data: Mapping[str, Any], environment: Mapping[str, str]) -> Iterato
 
 
 def _source(entry: Any) -> str:
-    """The host side of a device or volume, long or short form; a ``:`` inside ``${…}`` belongs to the variable."""
+    """The host side of a device or volume, long or short form; a ``:`` inside ``${…}`` belongs to the
+    variable.
+    """
     if isinstance(entry, dict):
         return str(entry.get("source", ""))
     return re.split(r":(?![^{]*\})", str(entry))[0]
@@ -162,24 +187,46 @@ def _device_findings(service: Service, where: str) -> Iterator[Finding]:
         if not device.startswith("/dev/d") and not device.startswith("/dev/h"):
             continue  # another kind of device: none of our business
         guess = near(device, [*CONTROL_DEVICES, "/dev/davinci0"])
-        yield Finding("E-COMPOSE-DEVICE", f"no NPU host has a device {device}", where=where, found=device,
-                      expected="/dev/davinci<n>, " + ", ".join(CONTROL_DEVICES),
-                      hint=f"did you mean {guess}?" if guess else "take it out")  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-DEVICE",
+            f"no NPU host has a device {device}",
+            where=where,
+            found=device,
+            expected="/dev/davinci<n>, " + ", ".join(CONTROL_DEVICES),
+            hint=f"did you mean {guess}?" if guess else "take it out",
+        )
     twice = sorted({d for d in service.devices if service.devices.count(d) > 1})
     if twice:
-        yield Finding("E-COMPOSE-DEVICE", "devices are named twice", where=where, found=", ".join(twice), hint="name each once")
+        yield Finding(
+            "E-COMPOSE-DEVICE",
+            "devices are named twice",
+            where=where,
+            found=", ".join(twice),
+            hint="name each once",
+        )
     if not service.cards:
         return
     lacking = [d for d in CONTROL_DEVICES if d not in service.devices] if not service.privileged else []
     if lacking:
-        yield Finding("E-COMPOSE-DEVICE", "cards without the devices that drive them", where=where,
-                      expected=", ".join(CONTROL_DEVICES), found="without " + ", ".join(lacking),
-                      hint="add " + ", ".join(lacking))  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-DEVICE",
+            "cards without the devices that drive them",
+            where=where,
+            expected=", ".join(CONTROL_DEVICES),
+            found="without " + ", ".join(lacking),
+            hint="add " + ", ".join(lacking),
+        )
     mounted = [m.rstrip("/") for m in service.mounts]
     absent = [m for m in DRIVER_MOUNTS if not any(m == have or m.startswith(have + "/") for have in mounted)]
     if absent:
-        yield Finding("E-COMPOSE-DRIVER", "the host's driver is not mounted", where=where, expected=", ".join(DRIVER_MOUNTS),
-                      found="without " + ", ".join(absent), hint="mount them read-only: " + " ".join(f"{m}:{m}:ro" for m in absent))  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-DRIVER",
+            "the host's driver is not mounted",
+            where=where,
+            expected=", ".join(DRIVER_MOUNTS),
+            found="without " + ", ".join(absent),
+            hint="mount them read-only: " + " ".join(f"{m}:{m}:ro" for m in absent),
+        )
 
 
 def _visible_findings(service: Service, where: str) -> Iterator[Finding]:
@@ -189,31 +236,57 @@ def _visible_findings(service: Service, where: str) -> Iterator[Finding]:
         ids = [part.strip() for part in text.split(",")]
         bad = [i for i in ids if not i.isdigit()]
         if bad:
-            yield Finding("E-COMPOSE-IDS", "ASCEND_RT_VISIBLE_DEVICES has entries that are no numbers", where=where,
-                          expected="numbers with commas between", found=text)  # fmt: skip
+            yield Finding(
+                "E-COMPOSE-IDS",
+                "ASCEND_RT_VISIBLE_DEVICES has entries that are no numbers",
+                where=where,
+                expected="numbers with commas between",
+                found=text,
+            )
             return
         numbers = [int(i) for i in ids]
         if len(set(numbers)) != len(numbers):
-            yield Finding("E-COMPOSE-IDS", "ASCEND_RT_VISIBLE_DEVICES names a card twice", where=where, found=text,
-                          hint=",".join(dict.fromkeys(ids)))  # fmt: skip
+            yield Finding(
+                "E-COMPOSE-IDS",
+                "ASCEND_RT_VISIBLE_DEVICES names a card twice",
+                where=where,
+                found=text,
+                hint=",".join(dict.fromkeys(ids)),
+            )
         if service.cards and not service.privileged:
             outside = [n for n in numbers if n >= count]
             if outside:
                 logical = ",".join(str(n) for n in range(min(count, len(set(numbers)))))
-                yield Finding("E-COMPOSE-IDS", "ids inside the container are logical: they count the cards handed in from 0",
-                              where=where, expected=f"ids below {count}, such as {logical}", found=text,
-                              hint=f"ASCEND_RT_VISIBLE_DEVICES={logical} for {', '.join(service.devices[:count])}")  # fmt: skip
+                yield Finding(
+                    "E-COMPOSE-IDS",
+                    "ids inside the container are logical: they count the cards handed in from 0",
+                    where=where,
+                    expected=f"ids below {count}, such as {logical}",
+                    found=text,
+                    hint=f"ASCEND_RT_VISIBLE_DEVICES={logical} for {', '.join(service.devices[:count])}",
+                )
         elif service.privileged and service.cards:
             physical = [n for n in numbers if n not in service.cards]
             if physical:
-                yield Finding("E-COMPOSE-IDS", "a privileged container sees every card, so its ids are the host's", where=where,
-                              expected=",".join(map(str, service.cards)), found=text,
-                              hint="better: no privileged, and ids from 0")  # fmt: skip
+                yield Finding(
+                    "E-COMPOSE-IDS",
+                    "a privileged container sees every card, so its ids are the host's",
+                    where=where,
+                    expected=",".join(map(str, service.cards)),
+                    found=text,
+                    hint="better: no privileged, and ids from 0",
+                )
         count = min(count, len(set(numbers))) if service.cards else len(set(numbers))
     wanted, how = _parallelism(service)
     if count and wanted > count:
-        yield Finding("E-COMPOSE-PARALLEL", f"{how} needs {wanted} cards and {count} are there", where=where,
-                      expected=f"at most {count}", found=str(wanted), hint="hand in more cards, or lower the parallelism")  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-PARALLEL",
+            f"{how} needs {wanted} cards and {count} are there",
+            where=where,
+            expected=f"at most {count}",
+            found=str(wanted),
+            hint="hand in more cards, or lower the parallelism",
+        )
 
 
 def _parallelism(service: Service) -> tuple[int, str]:
@@ -227,7 +300,12 @@ def _parallelism(service: Service) -> tuple[int, str]:
         ("PP", "PIPELINE_PARALLEL", ("--pipeline-parallel-size", "-pp")),
         ("DP", "DATA_PARALLEL", ("--data-parallel-size", "-dp")),
     ):
-        value = integer(service.environment.get(variable)) or _option(words, options) or _preset_value(service, variable) or 1
+        value = (
+            integer(service.environment.get(variable))
+            or _option(words, options)
+            or _preset_value(service, variable)
+            or 1
+        )
         total *= value
         how.append(f"{label}={value}")
     return total, " × ".join(how)
@@ -259,24 +337,43 @@ def _command_findings(service: Service, where: str) -> Iterator[Finding]:
     command = service.command
     if command is None:
         return
-    lone = [m.group(0) for m in _VARIABLE.finditer(command if isinstance(command, str) else " ".join(map(str, command)))
-            if not m[1] and m[5]]  # fmt: skip
+    lone = [
+        m.group(0)
+        for m in _VARIABLE.finditer(command if isinstance(command, str) else " ".join(map(str, command)))
+        if not m[1] and m[5]
+    ]
     if lone:
-        yield Finding("E-COMPOSE-DOLLAR", "compose replaces these before the container sees them", where=where,
-                      found=", ".join(lone), expected="$$ for a dollar sign", hint="double the dollar sign")  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-DOLLAR",
+            "compose replaces these before the container sees them",
+            where=where,
+            found=", ".join(lone),
+            expected="$$ for a dollar sign",
+            hint="double the dollar sign",
+        )
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(w) for w in command]
     except ValueError as error:
-        yield Finding("E-COMPOSE-QUOTES", "the command's quotes don't close", where=where, found=str(error),
-                      hint="write the command as a list")  # fmt: skip
+        yield Finding(
+            "E-COMPOSE-QUOTES",
+            "the command's quotes don't close",
+            where=where,
+            found=str(error),
+            hint="write the command as a list",
+        )
         return
     inner = _shell_script(words)
     if inner is not None:
         try:
             words = shlex.split(inner)
         except ValueError as error:
-            yield Finding("E-COMPOSE-QUOTES", "the script's quotes don't close", where=where, found=str(error),
-                          hint="write the command as a list, without bash")  # fmt: skip
+            yield Finding(
+                "E-COMPOSE-QUOTES",
+                "the script's quotes don't close",
+                where=where,
+                found=str(error),
+                hint="write the command as a list, without bash",
+            )
             return
     for i, word in enumerate(words):
         head, eq, value = word.partition("=")
@@ -286,15 +383,25 @@ def _command_findings(service: Service, where: str) -> Iterator[Finding]:
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
-            yield Finding("E-COMPOSE-QUOTES", f"what arrives as the value of {head} is not JSON: {error.msg}", where=where,
-                          expected="the JSON as it was meant", found=text,
-                          hint="write the command as a list, one argument an entry, and JSON in single quotes: "
-                               f"command: [serve, …, {head}, '{{…}}']")  # fmt: skip
+            yield Finding(
+                "E-COMPOSE-QUOTES",
+                f"what arrives as the value of {head} is not JSON: {error.msg}",
+                where=where,
+                expected="the JSON as it was meant",
+                found=text,
+                hint="write the command as a list, one argument an entry, and JSON in single quotes: "
+                f"command: [serve, …, {head}, '{{…}}']",
+            )
 
 
 def _shell_script(words: Sequence[str]) -> str | None:
     """The script of ``bash -c SCRIPT``, as it arrives after the first split; quotes lost then are lost."""
     for i, word in enumerate(words):
-        if word in ("-c", "-lc", "-ec", "-xc") and i and words[i - 1].rsplit("/", 1)[-1] in ("bash", "sh") and i + 1 < len(words):
+        if (
+            word in ("-c", "-lc", "-ec", "-xc")
+            and i
+            and words[i - 1].rsplit("/", 1)[-1] in ("bash", "sh")
+            and i + 1 < len(words)
+        ):
             return words[i + 1]
     return None

@@ -1,7 +1,7 @@
 """What the live proof needs to know of a plan: ``proof.json``, read in the image by strata.serving.verify.
 
-For every edited symbol of a Python file: module, qualified name, its lines in the final file, and the names that the
-series newly mentions in it; for every changed or new file its sha256.
+For every edited symbol of a Python file: module, qualified name, its lines in the final file, and the names
+that the series newly mentions in it; for every changed or new file its sha256.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _PACKAGES = ("vllm_ascend", "vllm")
 
 
 def build(plan: Plan, series: Series, roots: dict[str, str] | None = None) -> dict[str, Any]:
-    """The content of ``proof.json`` for a plan without faults. roots: where the trees lie in the image, by name."""
+    """The content of ``proof.json`` for a plan without faults. roots: where the trees lie in the image, by
+    name.
+    """
     touched: dict[tuple[str, str], dict[str, set[str]]] = {}
     for placed in plan.placed:
         symbol = placed.placement.symbol or "<module>"
@@ -51,8 +53,12 @@ def build(plan: Plan, series: Series, roots: dict[str, str] | None = None) -> di
         if module is None or not by_symbol:
             continue
         for symbol, ids in sorted(by_symbol.items()):
-            edits.append(_edit(tree, file, module, symbol, _ordered(ids, plan), plan.original[tree, file] or "", text))
-    return Proof(proof=1, roots=roots or ROOTS, files=tuple(files), edits=tuple(edits)).model_dump(mode="json")
+            edits.append(
+                _edit(tree, file, module, symbol, _ordered(ids, plan), plan.original[tree, file] or "", text)
+            )
+    return Proof(proof=1, roots=roots or ROOTS, files=tuple(files), edits=tuple(edits)).model_dump(
+        mode="json"
+    )
 
 
 def write(path: Path, plan: Plan, series: Series) -> None:
@@ -61,13 +67,20 @@ def write(path: Path, plan: Plan, series: Series) -> None:
         path.write_text(json.dumps(build(plan, series), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise StrataError(
-            Finding("E-WRITE", "the proof cannot be written", where=str(path), found=error.strerror or str(error),
-                    hint="make room or mend the permissions, then run it again")
-        ) from error  # fmt: skip
+            Finding(
+                "E-WRITE",
+                "the proof cannot be written",
+                where=str(path),
+                found=error.strerror or str(error),
+                hint="make room or mend the permissions, then run it again",
+            )
+        ) from error
 
 
 def module_name(file: str) -> str | None:
-    """The dotted name under which a tree's file is imported, None for what is no module of the two packages."""
+    """The dotted name under which a tree's file is imported, None for what is no module of the two
+    packages.
+    """
     path = PurePosixPath(file)
     if path.suffix != ".py" or path.parts[0] not in _PACKAGES:
         return None
@@ -81,7 +94,9 @@ def _ordered(ids: set[str], plan: Plan) -> tuple[str, ...]:
     return tuple(i for i in plan.patches if i in ids) or tuple(sorted(ids))
 
 
-def _edit(tree: str, file: str, module: str, symbol: str, patches: tuple[str, ...], before: str, after: str) -> ProofEdit:
+def _edit(
+    tree: str, file: str, module: str, symbol: str, patches: tuple[str, ...], before: str, after: str
+) -> ProofEdit:
     lines = _lines(file, after, symbol)
     if symbol == "<module>":
         names = _top_level(after) - _top_level(before)
@@ -89,7 +104,13 @@ def _edit(tree: str, file: str, module: str, symbol: str, patches: tuple[str, ..
         old = _lines(file, before, symbol)
         names = _names(after, symbol, lines) - _names(before, symbol, old)
     return ProofEdit(
-        patches=patches, tree=tree, file=file, module=module, symbol=symbol, lines=lines, names=tuple(sorted(names))
+        patches=patches,
+        tree=tree,
+        file=file,
+        module=module,
+        symbol=symbol,
+        lines=lines,
+        names=tuple(sorted(names)),
     )
 
 
@@ -113,7 +134,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names(text: str, symbol: str, lines: tuple[int, int] | None) -> set[str]:
-    """What the compiled function mentions (identifiers only). Empty for classes and assignments: no code is kept."""
+    """What the compiled function mentions (identifiers only). Empty for classes and assignments: no code is
+    kept.
+    """
     if lines is None:
         return set()
     name = symbol.removesuffix(".setter").removesuffix(".getter").removesuffix(".deleter")

@@ -1,6 +1,8 @@
-"""Each compose profile on a CPU host: comes up healthy, answers, shows its metrics, goes down clean; errors are clear.
+"""Each compose profile on a CPU host: comes up healthy, answers, shows its metrics, goes down clean; errors
+are clear.
 
-Needs the image that ``make image`` builds (STRATA_IMAGE, or the one in ``.env``). Traffic goes to 127.0.0.1 only.
+Needs the image that ``make image`` builds (STRATA_IMAGE, or the one in ``.env``). Traffic goes to 127.0.0.1
+only.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def image() -> str:
     name = os.environ.get("STRATA_IMAGE", "")
     env_file = ROOT / ".env"
     if not name and env_file.is_file():
-        lines = dict(line.split("=", 1) for line in env_file.read_text().splitlines() if "=" in line and line[0] != "#")
+        lines = dict(
+            line.split("=", 1) for line in env_file.read_text().splitlines() if "=" in line and line[0] != "#"
+        )
         name = lines.get("STRATA_IMAGE", "")
     name = name or "strata:0.23.0-cpu"
     found = subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False)
@@ -55,29 +59,56 @@ class Project:
 
     def compose(self, *arguments: str, timeout: int = UP_SECONDS) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG")}
-        command = ["docker", "compose", "-p", self.name, "--project-directory", str(self.env_file.parent), "--env-file",
-                   str(self.env_file), "-f", str(ROOT / "compose.yaml"), "-f", str(ROOT / "compose.cpu.yaml"), *arguments]  # fmt: skip
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False,
-                              env={**kept, "STRATA_IMAGE": image(), "PORT": str(self.port), **self.variables})  # fmt: skip
+        command = [
+            "docker",
+            "compose",
+            "-p",
+            self.name,
+            "--project-directory",
+            str(self.env_file.parent),
+            "--env-file",
+            str(self.env_file),
+            "-f",
+            str(ROOT / "compose.yaml"),
+            "-f",
+            str(ROOT / "compose.cpu.yaml"),
+            *arguments,
+        ]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**kept, "STRATA_IMAGE": image(), "PORT": str(self.port), **self.variables},
+        )
 
     def up(self, profile: str) -> subprocess.CompletedProcess[str]:
-        return self.compose("--profile", profile, "up", "-d", "--wait", "--wait-timeout", str(UP_SECONDS - 60))
+        return self.compose(
+            "--profile", profile, "up", "-d", "--wait", "--wait-timeout", str(UP_SECONDS - 60)
+        )
 
     def down(self) -> subprocess.CompletedProcess[str]:
         return self.compose("--profile", "*", "down", "--volumes", "--timeout", "60")
 
     def logs(self, profile: str) -> str:
-        done = subprocess.run(["docker", "logs", f"{self.name}-{profile}-1"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["docker", "logs", f"{self.name}-{profile}-1"], capture_output=True, text=True, check=False
+        )
         return done.stdout + done.stderr
 
     def state(self, profile: str) -> dict[str, Any]:
-        done = subprocess.run(["docker", "inspect", f"{self.name}-{profile}-1"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["docker", "inspect", f"{self.name}-{profile}-1"], capture_output=True, text=True, check=True
+        )
         state: dict[str, Any] = json.loads(done.stdout)[0]["State"]
         return state
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> str:
         data = json.dumps(body).encode() if body is not None else None
-        query = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
+        query = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(query, timeout=120) as answer:
             text: str = answer.read().decode("utf-8", errors="replace")
             return text
@@ -102,13 +133,29 @@ def test_a_profile_serves_and_goes_down_clean(project: Project, profile: str) ->
     models = json.loads(project.request("/v1/models"))["data"]
     assert [m["id"] for m in models] == ["strata"]
     for temperature in (0, 1):
-        body = {"model": "strata", "prompt": "one two one two one two", "max_tokens": 24, "temperature": temperature, "ignore_eos": True}
+        body = {
+            "model": "strata",
+            "prompt": "one two one two one two",
+            "max_tokens": 24,
+            "temperature": temperature,
+            "ignore_eos": True,
+        }
         answer = json.loads(project.request("/v1/completions", body))
         assert answer["usage"]["completion_tokens"] == 24
         assert answer["choices"][0]["text"]
-    chat = {"model": "strata", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "stream": True,
-            "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
-    events = [line[6:] for line in project.request("/v1/chat/completions", chat).splitlines() if line.startswith("data: ")]
+    chat = {
+        "model": "strata",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 12,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    events = [
+        line[6:]
+        for line in project.request("/v1/chat/completions", chat).splitlines()
+        if line.startswith("data: ")
+    ]
     assert events[-1] == "[DONE]"
     pieces = [json.loads(e) for e in events[:-1]]
     assert pieces[-1]["usage"]["completion_tokens"] == 12
@@ -116,7 +163,11 @@ def test_a_profile_serves_and_goes_down_clean(project: Project, profile: str) ->
 
     metrics = project.request("/metrics")
     assert "vllm:num_requests_waiting{" in metrics
-    drafts = [float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("vllm:spec_decode_num_drafts_total{")]
+    drafts = [
+        float(line.split()[-1])
+        for line in metrics.splitlines()
+        if line.startswith("vllm:spec_decode_num_drafts_total{")
+    ]
     assert bool(drafts) == (profile == "mtp"), "only mtp speculates"
 
     assert "accepted by the parser of vLLM 0.23.0 with vllm-ascend as its platform" in log
@@ -129,8 +180,12 @@ def test_a_profile_serves_and_goes_down_clean(project: Project, profile: str) ->
     assert state["ExitCode"] in (0, 143), project.logs(profile)[-3000:]
     assert not state["OOMKilled"]
     assert project.down().returncode == 0
-    left = subprocess.run(["docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={project.name}"],
-                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    left = subprocess.run(
+        ["docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={project.name}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert left == ""
 
 
@@ -170,13 +225,20 @@ def test_a_bad_value_stops_the_start_with_one_error(
 def test_a_misspelt_value_in_the_env_file_stops_the_start(project: Project) -> None:
     project.env_file.write_text("MAX_NUM_SEQ=4\n")
     assert project.up("c1").returncode != 0
-    assert "did you mean MAX_NUM_SEQS?" in project.logs("c1") or "did you mean STRATA_MAX_NUM_SEQS?" in project.logs("c1")
+    assert "did you mean MAX_NUM_SEQS?" in project.logs(
+        "c1"
+    ) or "did you mean STRATA_MAX_NUM_SEQS?" in project.logs("c1")
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     options = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
-    return subprocess.run(["docker", "run", "--rm", "--network", "none", *options, image(), *arguments],
-                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    return subprocess.run(
+        ["docker", "run", "--rm", "--network", "none", *options, image(), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,13 +255,21 @@ def test_what_cannot_serve_here_says_so(variables: dict[str, str], code: str) ->
 def test_run_exec_and_shells_see_one_environment(project: Project) -> None:
     """docker run, docker exec of a shell, and a login shell: the same CANN and ATB paths."""
     wanted = ("ASCEND_HOME_PATH", "ATB_HOME_PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PATH")
-    show = "import os; print({k: os.environ.get(k) for k in %r})" % (wanted,)
+    show = f"import os; print({{k: os.environ.get(k) for k in {wanted!r}}})"
     by_run = run("python3", "-c", show).stdout.strip().splitlines()[-1]
     name = f"{project.name}-env"
-    subprocess.run(["docker", "run", "-d", "--name", name, "--network", "none", image(), "sleep", "120"], check=True, capture_output=True)
+    subprocess.run(
+        ["docker", "run", "-d", "--name", name, "--network", "none", image(), "sleep", "120"],
+        check=True,
+        capture_output=True,
+    )
     try:
         seen = {
-            how: subprocess.run(["docker", "exec", name, *command], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+            how: subprocess.run(
+                ["docker", "exec", name, *command], capture_output=True, text=True, check=True
+            )
+            .stdout.strip()
+            .splitlines()[-1]
             for how, command in {
                 "bash -c": ["bash", "-c", f'python3 -c "{show}"'],
                 "strata entrypoint": ["strata", "entrypoint", "python3", "-c", show],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.errors import StrataError
 from strata.serving import capture
 
@@ -24,7 +23,11 @@ def model_adjust(sizes: list[int], m: int) -> list[int]:
 
 def model_default(seqs: int, n: int) -> list[int]:
     bound = min(seqs * (n + 1), 512)
-    grid = [t for t in range(1, bound + 1) if t in (1, 2, 4) or (t % 8 == 0 and t < 256) or (t >= 256 and t % 16 == 0)]
+    grid = [
+        t
+        for t in range(1, bound + 1)
+        if t in (1, 2, 4) or (t % 8 == 0 and t < 256) or (t >= 256 and t % 16 == 0)
+    ]
     return model_adjust(grid, n + 1)
 
 
@@ -44,7 +47,9 @@ def test_default_grid_is_the_rule(seqs: int, n: int) -> None:
 
 
 @given(SEQS, N, st.one_of(st.none(), st.lists(st.integers(1, 600), max_size=6)))
-def test_emitted_list_covers_exactly_max_num_seqs_and_survives_adjustment(seqs: int, n: int, wanted: list[int] | None) -> None:
+def test_emitted_list_covers_exactly_max_num_seqs_and_survives_adjustment(
+    seqs: int, n: int, wanted: list[int] | None
+) -> None:
     kept = None if wanted is None else [w for w in wanted if w <= seqs]
     sizes = capture.capture_sizes(seqs, n, kept)
     assert sizes[-1] == seqs * (n + 1)

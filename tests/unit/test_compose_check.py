@@ -10,7 +10,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata import compose
 from strata.serving import facts, presets, render
 
@@ -19,7 +18,9 @@ CONTROL = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
 DRIVER = [f"{m}:{m}:ro" for m in compose.DRIVER_MOUNTS]
 
 
-def check(service: dict[str, object], tmp_path: Path, environment: dict[str, str] | None = None) -> list[compose.Finding]:
+def check(
+    service: dict[str, object], tmp_path: Path, environment: dict[str, str] | None = None
+) -> list[compose.Finding]:
     path = tmp_path / "compose.yaml"
     path.write_text(yaml.safe_dump({"services": {"s": service}}))
     return compose.check_files([path], environment or {})
@@ -53,7 +54,9 @@ def test_the_repositorys_services_are_the_presets() -> None:
 
 
 def test_a_complete_service_is_good(tmp_path: Path) -> None:
-    service = npu(environment={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, command=["vllm", "serve", "M", "-tp", "2"])
+    service = npu(
+        environment={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, command=["vllm", "serve", "M", "-tp", "2"]
+    )
     assert check(service, tmp_path) == []
 
 
@@ -61,7 +64,7 @@ def test_c09_quotes_lost_on_the_way(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text(
         "services:\n  s:\n    command: bash -c "
-        "\"vllm serve M --compilation-config '{\"cudagraph_mode\":\"FULL_DECODE_ONLY\"}'\"\n"
+        '"vllm serve M --compilation-config \'{"cudagraph_mode":"FULL_DECODE_ONLY"}\'"\n'
     )
     (finding,) = compose.check_files([path], {})
     assert finding.code == "E-COMPOSE-QUOTES"
@@ -75,7 +78,9 @@ def test_c09_what_is_emitted_reads_back(name: str) -> None:
     assert compose.read_back(yaml.safe_load(yaml.safe_dump(compose.emit(arguments)))) == arguments
 
 
-@given(st.lists(st.text(alphabet=st.characters(exclude_categories=["C"]), min_size=1), min_size=1, max_size=5))
+@given(
+    st.lists(st.text(alphabet=st.characters(exclude_categories=["C"]), min_size=1), min_size=1, max_size=5)
+)
 def test_any_command_survives_the_compose_file(arguments: list[str]) -> None:
     assert compose.read_back(yaml.safe_load(yaml.safe_dump(compose.emit(arguments)))) == arguments
 
@@ -86,8 +91,11 @@ def test_c09_single_dollars(tmp_path: Path) -> None:
 
 
 def test_c10_ids_are_logical_inside(tmp_path: Path) -> None:
-    service = {"devices": ["/dev/davinci4", "/dev/davinci5", *CONTROL], "volumes": DRIVER,
-               "environment": {"ASCEND_RT_VISIBLE_DEVICES": "4,5"}}  # fmt: skip
+    service = {
+        "devices": ["/dev/davinci4", "/dev/davinci5", *CONTROL],
+        "volumes": DRIVER,
+        "environment": {"ASCEND_RT_VISIBLE_DEVICES": "4,5"},
+    }
     (finding,) = check(service, tmp_path)
     assert finding.code == "E-COMPOSE-IDS"
     assert "ASCEND_RT_VISIBLE_DEVICES=0,1" in finding.hint
@@ -118,16 +126,21 @@ def test_c10_more_ranks_than_cards(more: dict[str, object], tmp_path: Path) -> N
 
 
 def test_c11_device_names_are_a_closed_list(tmp_path: Path) -> None:
-    found = check({"devices": ["/dev/davinci0", "/dev/dav_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]}, tmp_path)
+    found = check(
+        {"devices": ["/dev/davinci0", "/dev/dav_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]}, tmp_path
+    )
     assert codes(found) == ["E-COMPOSE-DEVICE", "E-COMPOSE-DEVICE", "E-COMPOSE-DRIVER"]
     assert "/dev/davinci_manager" in found[0].hint
     assert "/usr/local/Ascend/driver/lib64" in found[2].found
 
 
 def test_c11_a_mounted_parent_counts(tmp_path: Path) -> None:
-    mounts = ["/usr/local/dcmi:/usr/local/dcmi", "/usr/local/bin/npu-smi:/usr/local/bin/npu-smi",
-              "/usr/local/Ascend/driver:/usr/local/Ascend/driver:ro",
-              {"type": "bind", "source": "/etc/ascend_install.info", "target": "/etc/ascend_install.info"}]  # fmt: skip
+    mounts = [
+        "/usr/local/dcmi:/usr/local/dcmi",
+        "/usr/local/bin/npu-smi:/usr/local/bin/npu-smi",
+        "/usr/local/Ascend/driver:/usr/local/Ascend/driver:ro",
+        {"type": "bind", "source": "/etc/ascend_install.info", "target": "/etc/ascend_install.info"},
+    ]
     assert check(npu(volumes=mounts), tmp_path) == []
 
 

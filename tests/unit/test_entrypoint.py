@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.errors import StrataError
 from strata.serving import __main__, entrypoint, environment, health, image
 
@@ -25,10 +24,20 @@ ENV_SCRIPT = ROOT / "layers" / "serving" / "rootfs" / "etc" / "strata" / "env.sh
 
 
 def image_json(tmp_path: Path, **more: Any) -> Path:
-    base = {"name": "0.23.0-cpu", "version": "0.23.0", "variant": "cpu", "python": sys.executable,
-            "serve_python": sys.executable, "stubs": None} | more.pop("base", {})  # fmt: skip
+    base = {
+        "name": "0.23.0-cpu",
+        "version": "0.23.0",
+        "variant": "cpu",
+        "python": sys.executable,
+        "serve_python": sys.executable,
+        "stubs": None,
+    } | more.pop("base", {})
     path = tmp_path / "image.json"
-    path.write_text(json.dumps({"base": base, "proof": {"live": "passed"}, "series": {"patches": []}, "operators": [], **more}))
+    path.write_text(
+        json.dumps(
+            {"base": base, "proof": {"live": "passed"}, "series": {"patches": []}, "operators": [], **more}
+        )
+    )
     return path
 
 
@@ -67,7 +76,12 @@ def test_an_image_that_does_not_say_what_it_is(tmp_path: Path, text: str) -> Non
         (DEVICE, "npu", ["/dev/davinci0"], None),
         (DEVICE, "npu", [], "E-DEVICE"),
         (DEVICE, "cpu", [], "E-STANDIN"),
-        ({**DEVICE, "operators": [{"name": "X", "compiler": "stand-in"}]}, "npu", ["/dev/davinci0"], "E-STANDIN"),
+        (
+            {**DEVICE, "operators": [{"name": "X", "compiler": "stand-in"}]},
+            "npu",
+            ["/dev/davinci0"],
+            "E-STANDIN",
+        ),
         ({}, "npus", [], "E-ENV"),
     ],
 )
@@ -119,12 +133,24 @@ def test_a_failing_script_is_told(tmp_path: Path) -> None:
         environment.effective({}, tmp_path / "none.sh")
 
 
-@given(st.dictionaries(st.from_regex(r"\A[A-Z_]{1,8}\Z"), st.text(alphabet=st.characters(codec="ascii", exclude_categories=["C"]))))
+@given(
+    st.dictionaries(
+        st.from_regex(r"\A[A-Z_]{1,8}\Z"),
+        st.text(alphabet=st.characters(codec="ascii", exclude_categories=["C"])),
+    )
+)
 def test_shell_lines_read_back(values: dict[str, str]) -> None:
-    names = {k: v for k, v in values.items() if k not in ("PATH", "IFS", "PS", "_", "PWD", "UID", "EUID", "PPID", "HOME", "OLDPWD")}
+    names = {
+        k: v
+        for k, v in values.items()
+        if k not in ("PATH", "IFS", "PS", "_", "PWD", "UID", "EUID", "PPID", "HOME", "OLDPWD")
+    }
     names = {f"X{k}": v for k, v in names.items()}
     out = subprocess.run(
-        ["/bin/sh", "-c", environment.as_shell(names) + "exec env -0"], capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}
+        ["/bin/sh", "-c", environment.as_shell(names) + "exec env -0"],
+        capture_output=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
     ).stdout.decode()
     read = dict(item.split("=", 1) for item in out.split("\0") if "=" in item)
     assert {k: read[k] for k in names} == names
@@ -137,9 +163,12 @@ def test_docker_lines_are_quoted() -> None:
 @pytest.mark.parametrize("options", ["-c", "-ec", "-uc", "-euc"])
 def test_the_script_of_the_image_keeps_strict_shells_alive(options: str) -> None:
     done = subprocess.run(
-        ["/bin/bash", options, "echo $STRATA_ENV$LD_LIBRARY_PATH$-"], capture_output=True, text=True, check=False,
+        ["/bin/bash", options, "echo $STRATA_ENV$LD_LIBRARY_PATH$-"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={"BASH_ENV": str(ENV_SCRIPT), "PATH": os.environ["PATH"]},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "/usr/local/lib" in done.stdout
     assert ("u" in options) == ("u" in done.stdout.split("lib")[-1])
@@ -157,12 +186,24 @@ def run(*arguments: str, script: Path, **variables: str) -> subprocess.Completed
         "sys.exit(entrypoint.main(sys.argv[1:]))"
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_")}
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False,
-                          env={**clean, **variables})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**clean, **variables},
+    )
 
 
 def test_other_commands_run_in_the_environment_and_keep_their_arguments(script: Path) -> None:
-    done = run(sys.executable, "-c", "import os, sys; print(os.environ['A_HOME'], sys.argv[1:])", "a b", "$HOME", script=script)
+    done = run(
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['A_HOME'], sys.argv[1:])",
+        "a b",
+        "$HOME",
+        script=script,
+    )
     assert done.stdout.splitlines()[-1] == "/opt/a b ['a b', '$HOME']"
     done = run("sh", "-c", "exit 7", script=script)
     assert done.returncode == 7

@@ -8,7 +8,6 @@ import shlex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.serving import facts
 from strata.serving.lint import Linted, lint, near_power
 from strata.serving.startline import JSON_OPTIONS, integer, read
@@ -31,7 +30,9 @@ def corrected(result: Linted) -> str:
 
 
 def test_a_good_line_has_no_findings() -> None:
-    result = run("""vllm serve M --max-num-seqs 8 -tp 2 --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY"}'""")
+    result = run(
+        """vllm serve M --max-num-seqs 8 -tp 2 --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
+    )
     assert result.findings == []
     assert corrected(result).startswith("M --max-num-seqs 8 --tensor-parallel-size 2")
 
@@ -72,9 +73,11 @@ def test_c03_refused_before_launch() -> None:
 
 @pytest.mark.parametrize(
     ("line", "reach", "ends"),
-    [("--max-num-seqs 6 --spec-method mtp --spec-tokens 3 --max-cudagraph-capture-size 6", 1, 24),
-     ("--max-num-seqs 14 --spec-method mtp --spec-tokens 2 --max-cudagraph-capture-size 42", 11, 42)],
-)  # fmt: skip
+    [
+        ("--max-num-seqs 6 --spec-method mtp --spec-tokens 3 --max-cudagraph-capture-size 6", 1, 24),
+        ("--max-num-seqs 14 --spec-method mtp --spec-tokens 2 --max-cudagraph-capture-size 42", 11, 42),
+    ],
+)
 def test_c04_a_maximum_becomes_a_list(line: str, reach: int, ends: int) -> None:
     result = run("M " + line)
     assert codes(result) == ["E-CAPTURE"]
@@ -114,7 +117,10 @@ def test_c06_everything_in_one_run() -> None:
     assert "--profiler-config" in by_place["environment: VLLM_TORCH_PROFILER_DIR"].hint
     assert len(result.findings) == 7
     assert all(f.details or f.hint for f in result.findings)
-    assert corrected(result) == """M --runner generate --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
+    assert (
+        corrected(result)
+        == """M --runner generate --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
+    )
 
 
 def test_c07_keys_that_are_ignored_silently() -> None:
@@ -131,8 +137,10 @@ def test_c07_keys_that_are_ignored_silently() -> None:
 
 
 def test_c08_the_column_of_bad_json() -> None:
-    text = ('{"graph_batch_sizes":[28],"use_cached_graph":true,"enable_super_kernel":false},'
-            '"multistream_overlap_shared_expert":true}')  # fmt: skip
+    text = (
+        '{"graph_batch_sizes":[28],"use_cached_graph":true,"enable_super_kernel":false},'
+        '"multistream_overlap_shared_expert":true}'
+    )
     result = lint(["M", "--additional-config", text], KNOWN)
     assert codes(result) == ["E-JSON"]
     column = text.index("},") + 2
@@ -153,14 +161,19 @@ def test_c14_methods() -> None:
 
 def test_c15_the_published_line() -> None:
     result = run(
-        """Qwen/Qwen3-235B-A22B --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_size":[25]}'
-        --additional-config '{"enable_cpu_binding":true,"ascend_scheduler_config":{"enabled":false}}' --disable-log-requests"""
+        """Qwen/Qwen3-235B-A22B
+        --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_size":[25]}'
+        --additional-config '{"enable_cpu_binding":true,"ascend_scheduler_config":{"enabled":false}}'
+        --disable-log-requests"""
     )
     assert sorted(f.where for f in result.errors) == [
-        "--additional-config: ascend_scheduler_config", "--compilation-config: cudagraph_capture_size", "--disable-log-requests",
-    ]  # fmt: skip
+        "--additional-config: ascend_scheduler_config",
+        "--compilation-config: cudagraph_capture_size",
+        "--disable-log-requests",
+    ]
     assert corrected(result) == (
-        """Qwen/Qwen3-235B-A22B --compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_sizes":[25]}' """
+        "Qwen/Qwen3-235B-A22B "
+        """--compilation-config '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_sizes":[25]}' """
         """--additional-config '{"enable_cpu_binding":true}'"""
     )
 
@@ -172,8 +185,20 @@ def test_c16_a_slip_for_a_power_of_two() -> None:
     assert result.errors == []
 
 
-@pytest.mark.parametrize(("value", "power"), [(8096, 8192), (8192, None), (8000, None), (4906, None), (16348, 16384), (32000, None),
-                                              (1000, None), (512, None), (32786, 32768)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "power"),
+    [
+        (8096, 8192),
+        (8192, None),
+        (8000, None),
+        (4906, None),
+        (16348, 16384),
+        (32000, None),
+        (1000, None),
+        (512, None),
+        (32786, 32768),
+    ],
+)
 def test_near_powers(value: int, power: int | None) -> None:
     assert near_power(value) == power
 
@@ -193,7 +218,11 @@ def test_near_powers(value: int, power: int | None) -> None:
         ("""M --additional-config '{"enable_static_kernel":true}'""", "E-KEY", "ascend_compilation_config"),
         ("""M --additional-config '[1]'""", "E-JSON", ""),
         ("""M --additional-config '{"enable_cpu_bindings":true}'""", "E-KEY", "enable_cpu_binding"),
-        ("""M --additional-config '{"npugraph_ex_config":{"enable":true}}'""", "E-STALE-KEY", "ascend_compilation_config"),
+        (
+            """M --additional-config '{"npugraph_ex_config":{"enable":true}}'""",
+            "E-STALE-KEY",
+            "ascend_compilation_config",
+        ),
     ],
 )
 def test_one_fault_each(line: str, code: str, hint: str) -> None:
@@ -203,7 +232,9 @@ def test_one_fault_each(line: str, code: str, hint: str) -> None:
 
 
 def test_dotted_options_are_read_as_vllm_reads_them() -> None:
-    result = run("M -cc.cudagraph_mode=FULL --compilation-config.cudagraph_capture_sizes '[1,2]' --max-num-seqs 2")
+    result = run(
+        "M -cc.cudagraph_mode=FULL --compilation-config.cudagraph_capture_sizes '[1,2]' --max-num-seqs 2"
+    )
     assert result.findings == []
     assert '{"cudagraph_mode":"FULL","cudagraph_capture_sizes":[1,2]}' in corrected(result)
 
@@ -213,7 +244,9 @@ def test_strata_switches_are_a_known_key() -> None:
 
 
 def test_the_stale_tables_agree_with_the_catalogue() -> None:
-    """What 0.23.0's own parser and sources know is not called stale, unless it is known and without effect."""
+    """What 0.23.0's own parser and sources know is not called stale, unless it is known and without
+    effect.
+    """
     known = facts.facts()
     for stale in known.stale_flags:
         assert (KNOWN.flag(stale.name) is not None) == stale.silent, stale.name
@@ -230,23 +263,44 @@ def test_the_stale_tables_agree_with_the_catalogue() -> None:
             if spelling.holds("0.23.0") and not spelling.patch:
                 for key, value in spelling.additional_config.items():
                     assert key in KNOWN.additional
-                    assert all(f"{key}.{inner}" in KNOWN.additional for inner in (value if isinstance(value, dict) else ()))
+                    assert all(
+                        f"{key}.{inner}" in KNOWN.additional
+                        for inner in (value if isinstance(value, dict) else ())
+                    )
 
 
-PLAIN = st.sampled_from([n for f in KNOWN.flags if f.takes == "nothing" for n in f.names[:1] if n.startswith("--") and n != "--help"])
+PLAIN = st.sampled_from(
+    [
+        n
+        for f in KNOWN.flags
+        if f.takes == "nothing"
+        for n in f.names[:1]
+        if n.startswith("--") and n != "--help"
+    ]
+)
 WORD = st.text(alphabet="abcdefgh_-0123", min_size=1, max_size=12)
 SETTINGS = st.dictionaries(
-    st.one_of(st.sampled_from([k for k in KNOWN.additional if "." not in k]), WORD), st.one_of(st.booleans(), st.integers(0, 9)),
+    st.one_of(st.sampled_from([k for k in KNOWN.additional if "." not in k]), WORD),
+    st.one_of(st.booleans(), st.integers(0, 9)),
     max_size=4,
-)  # fmt: skip
+)
 
 
 @given(
-    st.lists(PLAIN, max_size=3), st.lists(SETTINGS, max_size=2), st.one_of(st.none(), st.integers(1, 200)), st.integers(0, 15),
-    st.one_of(st.none(), st.lists(st.integers(1, 300), min_size=1, max_size=5)), st.lists(WORD, max_size=2),
-)  # fmt: skip
+    st.lists(PLAIN, max_size=3),
+    st.lists(SETTINGS, max_size=2),
+    st.one_of(st.none(), st.integers(1, 200)),
+    st.integers(0, 15),
+    st.one_of(st.none(), st.lists(st.integers(1, 300), min_size=1, max_size=5)),
+    st.lists(WORD, max_size=2),
+)
 def test_a_corrected_line_needs_no_correction(
-    plain: list[str], settings: list[dict[str, object]], seqs: int | None, n: int, sizes: list[int] | None, words: list[str]
+    plain: list[str],
+    settings: list[dict[str, object]],
+    seqs: int | None,
+    n: int,
+    sizes: list[int] | None,
+    words: list[str],
 ) -> None:
     arguments = ["M", *plain, *(f"--{w}" for w in words)]
     for data in settings:
@@ -277,6 +331,9 @@ def test_any_text_as_json_is_told_or_read(text: str) -> None:
         assert ("E-JSON" in codes(result)) != readable
 
 
-@pytest.mark.parametrize(("text", "value"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("12", 12), ("x", None), ("", None), (None, None)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("12", 12), ("x", None), ("", None), (None, None)],
+)
 def test_counts_as_vllm_writes_them(text: str | None, value: int | None) -> None:
     assert integer(text) == value

@@ -1,4 +1,6 @@
-"""The live proof: written from a plan, checked in a running interpreter; each way in which an edit can be idle is seen."""
+"""The live proof: written from a plan, checked in a running interpreter; each way in which an edit can be
+idle is seen.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
 from strata.errors import StrataError
 from strata.serving import keys, verify
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 
@@ -55,7 +56,7 @@ class Sampler:
 
 def free(x):
     return [hook_free(i) for i in x]
-'''
+"""
 
 
 @pytest.fixture
@@ -85,29 +86,64 @@ def lines_of(module: ModuleType, marker: str) -> tuple[int, int]:
     return first - 2, first + 6
 
 
-def proof(module: ModuleType, symbol: str, names: tuple[str, ...] = (), lines: tuple[int, int] | None = None) -> verify.Proof:
+def proof(
+    module: ModuleType, symbol: str, names: tuple[str, ...] = (), lines: tuple[int, int] | None = None
+) -> verify.Proof:
     path = Path(str(module.__file__))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return verify.Proof(
-        proof=1, roots={"vllm-ascend": str(path.parent)},
-        files=(verify.ProofFile(patches=("p",), tree="vllm-ascend", file=path.name, sha256=digest, new=False, module=module.__name__),),
-        edits=(verify.ProofEdit(patches=("p",), tree="vllm-ascend", file=path.name, module=module.__name__, symbol=symbol,
-                                lines=lines, names=names),),
-    )  # fmt: skip
+        proof=1,
+        roots={"vllm-ascend": str(path.parent)},
+        files=(
+            verify.ProofFile(
+                patches=("p",),
+                tree="vllm-ascend",
+                file=path.name,
+                sha256=digest,
+                new=False,
+                module=module.__name__,
+            ),
+        ),
+        edits=(
+            verify.ProofEdit(
+                patches=("p",),
+                tree="vllm-ascend",
+                file=path.name,
+                module=module.__name__,
+                symbol=symbol,
+                lines=lines,
+                names=names,
+            ),
+        ),
+    )
 
 
-def outcome(entry: verify.Proof, platform: Callable[[], None] = lambda: None, standin: bool = False) -> tuple[str, str]:
+def outcome(
+    entry: verify.Proof, platform: Callable[[], None] = lambda: None, standin: bool = False
+) -> tuple[str, str]:
     state, results = verify.run(entry, standin=standin, platform=platform)
     return state, "; ".join(r.reason for r in results if r.reason)
 
 
 @pytest.mark.parametrize(
     ("symbol", "names"),
-    [("Sampler.top", ("hook_top",)), ("Sampler.top.setter", ("hook_set",)), ("Sampler.plain", ("hook_plain",)),
-     ("Sampler.made", ("hook_made",)), ("Sampler.forward", ("hook_forward", "key", "hook_inner")), ("Sampler.forward.inner", ("hook_inner",)),
-     ("free", ("hook_free",)), ("Sampler", ("forward",)), ("Sampler.limit", ()), ("<module>", ("free",)), ("free#1", ("hook_free",))],
-)  # fmt: skip
-def test_every_kind_of_symbol_is_proved(load: Callable[..., ModuleType], symbol: str, names: tuple[str, ...]) -> None:
+    [
+        ("Sampler.top", ("hook_top",)),
+        ("Sampler.top.setter", ("hook_set",)),
+        ("Sampler.plain", ("hook_plain",)),
+        ("Sampler.made", ("hook_made",)),
+        ("Sampler.forward", ("hook_forward", "key", "hook_inner")),
+        ("Sampler.forward.inner", ("hook_inner",)),
+        ("free", ("hook_free",)),
+        ("Sampler", ("forward",)),
+        ("Sampler.limit", ()),
+        ("<module>", ("free",)),
+        ("free#1", ("hook_free",)),
+    ],
+)
+def test_every_kind_of_symbol_is_proved(
+    load: Callable[..., ModuleType], symbol: str, names: tuple[str, ...]
+) -> None:
     assert outcome(proof(load(), symbol, names)) == ("proved", "")
 
 
@@ -179,7 +215,7 @@ def test_a_module_loaded_from_elsewhere(load: Callable[..., ModuleType], tmp_pat
 
 def test_a_graft_that_another_took_over(load: Callable[..., ModuleType]) -> None:
     target = load("class Owner:\n    pass\n", "strata_proof_target")
-    text = "import strata_proof_target as t\n\n\ndef grafted(self):\n    return hook(self)\n\n\nt.Owner.run = grafted\n"
+    text = "import strata_proof_target as t\ndef grafted(self):\n    return hook(self)\nt.Owner.run = grafted\n"
     module = load(text, "patch.strata_proof_graft")
     path = Path(str(module.__file__))
     entry = proof(module, "grafted", ("hook",))
@@ -192,10 +228,16 @@ def test_a_graft_that_another_took_over(load: Callable[..., ModuleType]) -> None
 
 @pytest.mark.parametrize(
     ("error", "standin", "state"),
-    [(ImportError("libascend_hal.so"), False, "deferred"), (OSError("no driver"), False, "deferred"),
-     (ImportError("x"), True, "failed"), (RuntimeError("ours"), False, "failed")],
-)  # fmt: skip
-def test_a_platform_that_does_not_load(load: Callable[..., ModuleType], error: Exception, standin: bool, state: str) -> None:
+    [
+        (ImportError("libascend_hal.so"), False, "deferred"),
+        (OSError("no driver"), False, "deferred"),
+        (ImportError("x"), True, "failed"),
+        (RuntimeError("ours"), False, "failed"),
+    ],
+)
+def test_a_platform_that_does_not_load(
+    load: Callable[..., ModuleType], error: Exception, standin: bool, state: str
+) -> None:
     def platform() -> None:
         raise error
 
@@ -214,7 +256,9 @@ def test_a_module_that_does_not_import(load: Callable[..., ModuleType]) -> None:
     assert "deferred: " in verify.report(state, results)
 
 
-def test_a_proof_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_proof_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "proof.json"
     with pytest.raises(StrataError):
         verify.load(path)
@@ -228,7 +272,7 @@ def test_a_proof_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_keys_read_from_a_source() -> None:
-    source = '''
+    source = """
 class Inner:
     _defaults = {"deep": 1}
 
@@ -258,7 +302,17 @@ class Config:
 def elsewhere(config):
     (config.additional_config or {}).setdefault("late", {})
     return config.inner.get("outside")
-'''
+"""
     assert keys.additional_keys([source]) == [
-        "flag", "inner", "inner.deep", "inner.first", "inner.more", "inner.outside", "late", "mapped", "mapped.on", "member", "subscript",
-    ]  # fmt: skip
+        "flag",
+        "inner",
+        "inner.deep",
+        "inner.first",
+        "inner.more",
+        "inner.outside",
+        "late",
+        "mapped",
+        "mapped.on",
+        "member",
+        "subscript",
+    ]

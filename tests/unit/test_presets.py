@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.errors import StrataError
 from strata.serving import facts, presets
 
@@ -61,9 +60,15 @@ def test_empty_is_not_given(variable: str) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("MAX_NUM_SEQS", "0"), ("SPECULATIVE_TOKENS", "16"), ("GRAPH_MODE", "FUL"), ("MEMORY_UTILIZATION", "1.5"),
-     ("MAX_MODEL_LEN", "-3"), ("CAPTURE", "0,2")],
-)  # fmt: skip
+    [
+        ("MAX_NUM_SEQS", "0"),
+        ("SPECULATIVE_TOKENS", "16"),
+        ("GRAPH_MODE", "FUL"),
+        ("MEMORY_UTILIZATION", "1.5"),
+        ("MAX_MODEL_LEN", "-3"),
+        ("CAPTURE", "0,2"),
+    ],
+)
 def test_values_out_of_range_name_the_variable(variable: str, text: str) -> None:
     with pytest.raises(StrataError) as caught:
         presets.load("mtp", {variable: text})
@@ -73,15 +78,22 @@ def test_values_out_of_range_name_the_variable(variable: str, text: str) -> None
 
 def test_all_faults_at_once() -> None:
     with pytest.raises(StrataError) as caught:
-        presets.load("mtp", {"MAX_NUM_SEQS": "many", "STATIC_KERNEL": "perhaps", "STRATA_PRESSET": "c1", "CAPTURE": "1;2"})
+        presets.load(
+            "mtp",
+            {"MAX_NUM_SEQS": "many", "STATIC_KERNEL": "perhaps", "STRATA_PRESSET": "c1", "CAPTURE": "1;2"},
+        )
     assert codes(caught) == ["E-ENV"] * 4
 
 
 @pytest.mark.parametrize(
     ("variable", "near"),
-    [("STRATA_MAX_NUM_SEQ", "STRATA_MAX_NUM_SEQS"), ("MAX_NUM_SEQ", "MAX_NUM_SEQS"), ("TENSOR_PARALEL", "TENSOR_PARALLEL"),
-     ("STRATA_PRESETS", "STRATA_PRESET")],
-)  # fmt: skip
+    [
+        ("STRATA_MAX_NUM_SEQ", "STRATA_MAX_NUM_SEQS"),
+        ("MAX_NUM_SEQ", "MAX_NUM_SEQS"),
+        ("TENSOR_PARALEL", "TENSOR_PARALLEL"),
+        ("STRATA_PRESETS", "STRATA_PRESET"),
+    ],
+)
 def test_a_misspelt_variable_is_an_error_with_the_near_one(variable: str, near: str) -> None:
     with pytest.raises(StrataError) as caught:
         presets.load("c1", {variable: "1"})
@@ -89,7 +101,9 @@ def test_a_misspelt_variable_is_an_error_with_the_near_one(variable: str, near: 
     assert near in caught.value.findings[0].hint
 
 
-@pytest.mark.parametrize("variable", ["MAX_JOBS", "MODELS_DIR", "PATH", "PORT", "COMPOSE_FILE", "VLLM_USE_MODELSCOPE", "HOME"])
+@pytest.mark.parametrize(
+    "variable", ["MAX_JOBS", "MODELS_DIR", "PATH", "PORT", "COMPOSE_FILE", "VLLM_USE_MODELSCOPE", "HOME"]
+)
 def test_variables_of_others_are_left_alone(variable: str) -> None:
     assert presets.load("c1", {variable: "x"}) == presets.load("c1", {})
 

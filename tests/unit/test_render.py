@@ -7,7 +7,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strata.errors import StrataError
 from strata.serving import facts, presets, render
 from strata.serving.lint import lint
@@ -37,12 +36,22 @@ def test_each_preset_is_what_the_base_takes(name: str) -> None:
 
 
 @given(
-    st.integers(1, 300), st.integers(0, 15), st.sampled_from(["PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]),
-    st.booleans(), st.booleans(),
-)  # fmt: skip
-def test_whatever_is_overridden_the_line_has_no_errors(seqs: int, n: int, mode: str, static: bool, caching: bool) -> None:
-    environment = {"MAX_NUM_SEQS": str(seqs), "SPECULATIVE_TOKENS": str(n), "GRAPH_MODE": mode,
-                   "STATIC_KERNEL": str(static), "PREFIX_CACHING": str(caching)}  # fmt: skip
+    st.integers(1, 300),
+    st.integers(0, 15),
+    st.sampled_from(["PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_is_overridden_the_line_has_no_errors(
+    seqs: int, n: int, mode: str, static: bool, caching: bool
+) -> None:
+    environment = {
+        "MAX_NUM_SEQS": str(seqs),
+        "SPECULATIVE_TOKENS": str(n),
+        "GRAPH_MODE": mode,
+        "STATIC_KERNEL": str(static),
+        "PREFIX_CACHING": str(caching),
+    }
     rendered = render.render(presets.load("mtp", environment), KNOWN)
     assert lint(rendered.arguments, KNOWN).errors == []
     compilation = option(rendered, "--compilation-config")
@@ -62,8 +71,10 @@ def test_c05_one_wish_four_spellings() -> None:
     with_super = presets.load("c1", {"SUPER_KERNEL": "on"})
     at_26 = option(render.render(with_super, KNOWN, version="0.26.0rc1"), "--additional-config")
     assert at_26["ascend_compilation_config"] == {
-        "enable_npugraph_ex": True, "enable_static_kernel": True, "enable_super_kernel": True,
-    }  # fmt: skip
+        "enable_npugraph_ex": True,
+        "enable_static_kernel": True,
+        "enable_super_kernel": True,
+    }
 
 
 def test_super_kernel_on_this_base_needs_the_patch() -> None:
@@ -73,13 +84,17 @@ def test_super_kernel_on_this_base_needs_the_patch() -> None:
     assert "super-kernel-option" in caught.value.findings[0].message
     rendered = render.render(preset, KNOWN, patches=SUPER)
     assert option(rendered, "--additional-config")["ascend_compilation_config"] == {
-        "enable_npugraph_ex": True, "enable_static_kernel": True, "enable_super_kernel": True,
-    }  # fmt: skip
+        "enable_npugraph_ex": True,
+        "enable_static_kernel": True,
+        "enable_super_kernel": True,
+    }
 
 
 def test_super_without_static_is_refused() -> None:
     with pytest.raises(StrataError) as caught:
-        render.render(presets.load("c1", {"SUPER_KERNEL": "on", "STATIC_KERNEL": "off"}), KNOWN, patches=SUPER)
+        render.render(
+            presets.load("c1", {"SUPER_KERNEL": "on", "STATIC_KERNEL": "off"}), KNOWN, patches=SUPER
+        )
     assert [f.code for f in caught.value.findings] == ["E-SUPER"]
 
 
@@ -122,7 +137,13 @@ def test_cpu_engine_tells_each_difference() -> None:
     assert speculative["method"] == "ngram"
     assert speculative["num_speculative_tokens"] == 4
     told = "\n".join(here.notes)
-    for name in ("--tensor-parallel-size 2", "enable_cpu_binding", "enable_static_kernel", "cudagraph_mode", "--max-model-len"):
+    for name in (
+        "--tensor-parallel-size 2",
+        "enable_cpu_binding",
+        "enable_static_kernel",
+        "cudagraph_mode",
+        "--max-model-len",
+    ):
         assert name in told
     assert "mtp with 4 tokens: n-grams" in told
 

@@ -12,7 +12,9 @@ from strata import compose
 from strata.errors import EXIT_GOOD, EXIT_NEEDS_PERSON, StrataError
 from strata.serving import command
 
-_VERSION = click.option("--version", "version", default=command.DEFAULT_VERSION, show_default=True, help="Release to render for.")
+_VERSION = click.option(
+    "--version", "version", default=command.DEFAULT_VERSION, show_default=True, help="Release to render for."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 
 
@@ -64,8 +66,11 @@ def lint(version: str, as_json: bool, no_environment: bool, arguments: tuple[str
     patches = _patches()
     result = command.linted(arguments, version, {} if no_environment else os.environ, patches)
     if as_json:
-        body = {"findings": [f.as_dict() for f in result.findings], "corrected": result.corrected,
-                "exit": EXIT_NEEDS_PERSON if result.errors else EXIT_GOOD}  # fmt: skip
+        body = {
+            "findings": [f.as_dict() for f in result.findings],
+            "corrected": result.corrected,
+            "exit": EXIT_NEEDS_PERSON if result.errors else EXIT_GOOD,
+        }
         click.echo(json.dumps(body, indent=1))
     else:
         click.echo(command.lint_text(result, version, patches))

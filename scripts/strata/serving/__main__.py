@@ -45,7 +45,9 @@ def _env(arguments: Sequence[str]) -> int:
         raise StrataError(Finding("E-COMMAND", "unknown format", expected="docker or shell", found=style))
     before = {k: v for k, v in os.environ.items() if k != "STRATA_ENV"}
     # this interpreter's own library path came with the strata command, not with the image
-    before["PYTHONPATH"] = ":".join(p for p in before.get("PYTHONPATH", "").split(":") if p and p != "/opt/strata/lib")
+    before["PYTHONPATH"] = ":".join(
+        p for p in before.get("PYTHONPATH", "").split(":") if p and p != "/opt/strata/lib"
+    )
     sys.stdout.write(writers[style](environment.difference(before, environment.effective(before))))
     return 0
 
@@ -73,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         if name not in COMMANDS:
-            raise StrataError(Finding("E-COMMAND", f"no command {name!r}", expected=", ".join(COMMANDS), found=name))
+            raise StrataError(
+                Finding("E-COMMAND", f"no command {name!r}", expected=", ".join(COMMANDS), found=name)
+            )
         return COMMANDS[name][0](rest)
     except StrataError as error:
         print("\n\n".join(f.render() for f in error.findings), file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Writes the catalogue of a base from what is installed in it: its parser, its configuration classes, its sources.
+"""Writes the catalogue of a base from what is installed in it: its parser, its configuration classes, its
+sources.
 
 Runs in the base's Python with vllm-ascend as the platform; everything is imported inside the functions.
 """
@@ -29,8 +30,12 @@ _CONFIGS = {
 
 
 _TAKES: dict[int | str | None, Literal["nothing", "one", "many", "maybe"]] = {
-    0: "nothing", None: "one", "?": "maybe", "+": "many", "*": "many",
-}  # fmt: skip
+    0: "nothing",
+    None: "one",
+    "?": "maybe",
+    "+": "many",
+    "*": "many",
+}
 
 
 def build() -> Catalogue:
@@ -74,7 +79,7 @@ def as_yaml(entry: Catalogue) -> str:
         "environment": list(entry.environment),
     }
     head = (
-        "# What this release's own parser and sources accept. Written by `strata preset catalogue` inside its image;\n"
+        "# What this release's parser and sources accept. Written by `strata preset catalogue` in its image;\n"
         "# do not edit: tests/image/test_serving_parse.py compares it with the installed release.\n"
     )
     return head + yaml.safe_dump(data, sort_keys=False, width=118, default_flow_style=None)
@@ -104,11 +109,15 @@ def _fields(cls: Any, prefix: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The installed ``vllm serve`` parser, with prefixes of options refused: a prefix means another option tomorrow."""
+    """The installed ``vllm serve`` parser, with prefixes of options refused: a prefix means another option
+    tomorrow.
+    """
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    made: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve", allow_abbrev=False))
+    made: argparse.ArgumentParser = make_arg_parser(
+        FlexibleArgumentParser(prog="vllm serve", allow_abbrev=False)
+    )
     return made
 
 
@@ -121,6 +130,8 @@ def _flags() -> Iterator[Flag]:
         yield Flag(
             names=tuple(action.option_strings),
             takes=takes,
-            type=kind if kind in ("int", "float", "str") else ("int" if kind == "human_readable_int" else None),
+            type=kind
+            if kind in ("int", "float", "str")
+            else ("int" if kind == "human_readable_int" else None),
             choices=tuple(str(c) for c in action.choices) if action.choices and kind == "str" else None,
         )

@@ -24,7 +24,9 @@ def listing(environment: Mapping[str, str]) -> str:
     for name in presets.names():
         p = presets.load(name, environment)
         drafts = f", {p.speculation.method} N={p.speculation.tokens}" if p.speculation else ""
-        rows.append(f"{name:<12}{p.title}\n{'':<12}{p.model}, {p.max_num_seqs} sequences{drafts}, {p.devices} devices")
+        rows.append(
+            f"{name:<12}{p.title}\n{'':<12}{p.model}, {p.max_num_seqs} sequences{drafts}, {p.devices} devices"
+        )
     return "\n".join(rows)
 
 
@@ -34,7 +36,9 @@ def shown(name: str, environment: Mapping[str, str]) -> str:
     return yaml.safe_dump(data, sort_keys=False, width=110)
 
 
-def linted(arguments: Sequence[str], version: str, environment: Mapping[str, str], patches: Collection[str]) -> Linted:
+def linted(
+    arguments: Sequence[str], version: str, environment: Mapping[str, str], patches: Collection[str]
+) -> Linted:
     """A start line held against the catalogue of ``version``."""
     return lint(arguments, facts.catalogue(version), environment=environment, patches=patches)
 
@@ -51,7 +55,9 @@ def lint_text(result: Linted, version: str, patches: Collection[str]) -> str:
     return f"{text}\n\ncorrected line:\n  vllm serve {shlex.join(result.corrected)}{still}"
 
 
-def rendered_text(name: str, version: str, environment: Mapping[str, str], patches: Collection[str], style: str) -> str:
+def rendered_text(
+    name: str, version: str, environment: Mapping[str, str], patches: Collection[str], style: str
+) -> str:
     """The preset's argument list as a ``shell`` line or as ``json``; notes as comment lines in the former."""
     known = facts.catalogue(version)
     result = render.render(presets.load(name, environment), known, patches=patches)

@@ -1,8 +1,9 @@
-"""The environment that upstream leaves in ``~/.bashrc``: CANN and ATB paths, jemalloc. One script sets it everywhere.
+"""The environment that upstream leaves in ``~/.bashrc``: CANN and ATB paths, jemalloc. One script sets it
+everywhere.
 
-``/etc/strata/env.sh`` is that script. The entrypoint runs it and takes what it exports; ``BASH_ENV`` makes every bash in
-the container (``docker exec … bash -c``) run it too; ``strata env --format docker`` prints it as ``ENV`` lines for the
-image, so that commands started without a shell see the same.
+``/etc/strata/env.sh`` is that script. The entrypoint runs it and takes what it exports; ``BASH_ENV`` makes
+every bash in the container (``docker exec … bash -c``) run it too; ``strata env --format docker`` prints it
+as ``ENV`` lines for the image, so that commands started without a shell see the same.
 """
 
 from __future__ import annotations
@@ -21,19 +22,37 @@ _SHELL_OWN = ("_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "BASH_EXECUTION_STRING"
 
 
 def effective(environment: Mapping[str, str], script: Path = SCRIPT) -> dict[str, str]:
-    """``environment`` after the script, duplicates in path lists removed (the first stays). E-ENV-SCRIPT where it fails."""
+    """``environment`` after the script, duplicates in path lists removed (the first stays). E-ENV-SCRIPT
+    where it fails.
+    """
     clean = {k: v for k, v in environment.items() if k != "BASH_ENV"}
     if not script.is_file():
-        raise StrataError(Finding("E-ENV-SCRIPT", "the environment script is missing", where=str(script),
-                                  hint="this image is incomplete: rebuild it with make image"))  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-ENV-SCRIPT",
+                "the environment script is missing",
+                where=str(script),
+                hint="this image is incomplete: rebuild it with make image",
+            )
+        )
     run = subprocess.run(
         ["/bin/bash", "--noprofile", "--norc", "-c", 'source "$1" >&2 && exec env -0', "strata", str(script)],
-        env=clean, capture_output=True, check=False,
-    )  # fmt: skip
+        env=clean,
+        capture_output=True,
+        check=False,
+    )
     if run.returncode:
-        raise StrataError(Finding("E-ENV-SCRIPT", "the environment script failed", where=str(script),
-                                  found=run.stderr.decode(errors="replace").strip()[-500:]))  # fmt: skip
-    result = dict(item.split("=", 1) for item in run.stdout.decode(errors="surrogateescape").split("\0") if "=" in item)
+        raise StrataError(
+            Finding(
+                "E-ENV-SCRIPT",
+                "the environment script failed",
+                where=str(script),
+                found=run.stderr.decode(errors="replace").strip()[-500:],
+            )
+        )
+    result = dict(
+        item.split("=", 1) for item in run.stdout.decode(errors="surrogateescape").split("\0") if "=" in item
+    )
     for name in _SHELL_OWN:
         result.pop(name, None)
         if name in environment:
@@ -51,6 +70,7 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str,
 
 def as_docker(values: Mapping[str, str]) -> str:
     """``ENV`` lines; ``\\``, ``"`` and ``$`` escaped for the Dockerfile."""
+
     def quote(text: str) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 

@@ -1,4 +1,6 @@
-"""Data that the serving code reads: where it lies, the catalogue of a base, spellings by version, stale names."""
+"""Data that the serving code reads: where it lies, the catalogue of a base, spellings by version, stale
+names.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,29 @@ Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
 
 
 def directory() -> Path:
-    """``layers/serving`` as installed in the image, or as it lies in the checkout that this package runs from."""
+    """``layers/serving`` as installed in the image, or as it lies in the checkout that this package runs
+    from.
+    """
     given = os.environ.get("STRATA_SERVING_DIR")
     checkout = Path(__file__).resolve().parents[3] / "layers" / "serving"
-    for path in ([Path(given)] if given else [INSTALLED, checkout]):
+    for path in [Path(given)] if given else [INSTALLED, checkout]:
         if (path / "defaults.yaml").is_file():
             return path
     raise StrataError(
-        Finding("E-SERVING", "the serving data is missing", expected=f"{INSTALLED}/defaults.yaml",
-                found=f"nothing at {given or INSTALLED}", hint="this image is incomplete: rebuild it with make image")
-    )  # fmt: skip
+        Finding(
+            "E-SERVING",
+            "the serving data is missing",
+            expected=f"{INSTALLED}/defaults.yaml",
+            found=f"nothing at {given or INSTALLED}",
+            hint="this image is incomplete: rebuild it with make image",
+        )
+    )
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """``0.23.0rc1`` or ``0.23.0.post1`` as (0, 23, 0): release numbers order, suffixes don't decide a spelling."""
+    """``0.23.0rc1`` or ``0.23.0.post1`` as (0, 23, 0): release numbers order, suffixes don't decide a
+    spelling.
+    """
     numbers: list[int] = []
     for part in version.split("."):
         digits = ""
@@ -58,8 +69,9 @@ class Flag(Strict):
 class Catalogue(Strict):
     """What one base accepts, as its own parser and sources say (``strata preset catalogue`` writes it).
 
-    configs: option -> the keys its JSON knows, nested keys with a dot; additional: keys of ``--additional-config``;
-    methods: speculative methods with a note for each that is deprecated; environment: names that the base reads.
+    configs: option -> the keys its JSON knows, nested keys with a dot; additional: keys of
+    ``--additional-config``; methods: speculative methods with a note for each that is deprecated;
+    environment: names that the base reads.
     """
 
     version: str
@@ -88,10 +100,12 @@ def _names_of(flags: tuple[Flag, ...]) -> dict[str, Flag]:
 
 
 class Spelling(Strict):
-    """How one version range writes a wish. since/before: first version that has it / first that has it no more.
+    """How one version range writes a wish. since/before: first version that has it / first that has it no
+    more.
 
-    additional_config, compilation_config, speculative_config: what is merged into these options; arguments: plain ones.
-    impossible: the reason why this range cannot do it. patch: id of the Strata patch that brings it to this range.
+    additional_config, compilation_config, speculative_config: what is merged into these options; arguments:
+    plain ones. impossible: the reason why this range cannot do it. patch: id of the Strata patch that brings
+    it to this range.
     """
 
     since: Version
@@ -122,10 +136,10 @@ class Wish(Strict):
 class Stale(Strict):
     """A name that a version no longer knows or reads. since: the version from which that holds.
 
-    becomes: the successor as text to type, None where there is none; how: ``renamed`` (value kept), ``replaced`` (value
-    given by ``value`` or moved), ``default`` (what it asked for is the default now), ``dropped``. silent: upstream
-    accepts it without effect. values: old value -> new value where a renamed option changed those too. note: the reason,
-    shown to the user.
+    becomes: the successor as text to type, None where there is none; how: ``renamed`` (value kept),
+    ``replaced`` (value given by ``value`` or moved), ``default`` (what it asked for is the default now),
+    ``dropped``. silent: upstream accepts it without effect. values: old value -> new value where a renamed
+    option changed those too. note: the reason, shown to the user.
     """
 
     name: str
@@ -139,7 +153,9 @@ class Stale(Strict):
 
 
 class Facts(Strict):
-    """``spellings.yaml``: wishes by name, stale options, stale keys of JSON options, stale environment names."""
+    """``spellings.yaml``: wishes by name, stale options, stale keys of JSON options, stale environment
+    names.
+    """
 
     wishes: dict[str, Wish]
     speculation: dict[str, Wish]
@@ -162,25 +178,44 @@ def catalogue(version: str) -> Catalogue:
     if version not in known:
         guess = near(version, known)
         raise StrataError(
-            Finding("E-CATALOGUE", f"no catalogue of options for vllm-ascend {version}", where=str(folder),
-                    expected="one of " + ", ".join(known), found=version,
-                    hint=f"did you mean {guess}?" if guess else
-                    "write one inside the image: strata preset catalogue > layers/serving/catalogues/<version>.yaml")
-        )  # fmt: skip
+            Finding(
+                "E-CATALOGUE",
+                f"no catalogue of options for vllm-ascend {version}",
+                where=str(folder),
+                expected="one of " + ", ".join(known),
+                found=version,
+                hint=f"did you mean {guess}?"
+                if guess
+                else "in its image: strata preset catalogue > layers/serving/catalogues/<version>.yaml",
+            )
+        )
     return load(folder / f"{version}.yaml", Catalogue)
 
 
 def spelling(wish: Wish, name: str, version: str, *, on: bool = True) -> Spelling:
-    """The spelling of a wish for ``version``; E-SPELLING where none is recorded, it is impossible, or needs a patch."""
+    """The spelling of a wish for ``version``; E-SPELLING where none is recorded, it is impossible, or needs a
+    patch.
+    """
     for candidate in wish.wanted if on else wish.unwanted:
         if candidate.holds(version):
             if candidate.impossible:
-                raise StrataError(Finding("E-SPELLING", f"{name}: {wish.title} is not possible on {version}",
-                                          found=candidate.impossible, hint=f"take {name} out of the preset"))  # fmt: skip
+                raise StrataError(
+                    Finding(
+                        "E-SPELLING",
+                        f"{name}: {wish.title} is not possible on {version}",
+                        found=candidate.impossible,
+                        hint=f"take {name} out of the preset",
+                    )
+                )
             return candidate
     entries = wish.wanted if on else wish.unwanted
     ranges = ", ".join(f"{s.since}{' to below ' + s.before if s.before else ' and later'}" for s in entries)
     raise StrataError(
-        Finding("E-SPELLING", f"{name}: no spelling of it is recorded for vllm-ascend {version}",
-                expected=f"a version in {ranges}", found=version, hint="add the range to layers/serving/spellings.yaml")
-    )  # fmt: skip
+        Finding(
+            "E-SPELLING",
+            f"{name}: no spelling of it is recorded for vllm-ascend {version}",
+            expected=f"a version in {ranges}",
+            found=version,
+            hint="add the range to layers/serving/spellings.yaml",
+        )
+    )

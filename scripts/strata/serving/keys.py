@@ -14,11 +14,12 @@ _READERS = ("get", "setdefault", "pop")
 
 
 def additional_keys(sources: Iterable[str]) -> list[str]:
-    """Every key read from the additional configuration by these Python sources, sorted; nested keys as ``outer.inner``.
+    """Every key read from the additional configuration by these Python sources, sorted; nested keys as
+    ``outer.inner``.
 
-    Found: ``additional_config.get("k")``, ``additional_config["k"]``, ``"k" in additional_config``, helper calls that
-    take the configuration and a literal key; for a key whose value is handed to a class, the parameters of its
-    constructor, what the constructor reads of them, and a class-level ``_defaults`` table.
+    Found: ``additional_config.get("k")``, ``additional_config["k"]``, ``"k" in additional_config``, helper
+    calls that take the configuration and a literal key; for a key whose value is handed to a class, the
+    parameters of its constructor, what the constructor reads of them, and a class-level ``_defaults`` table.
     """
     trees = [ast.parse(text) for text in sources]
     classes = {n.name: n for t in trees for n in ast.walk(t) if isinstance(n, ast.ClassDef)}

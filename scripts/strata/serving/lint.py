@@ -1,7 +1,8 @@
-"""The linter for start lines: everything that is wrong with a ``vllm serve`` line on one base, told in one run.
+"""The linter for start lines: everything that is wrong with a ``vllm serve`` line on one base, told in one
+run.
 
-Upstream reports one fault at a time and says nothing of keys it ignores; here each option, key and value is held
-against the base's catalogue, and the corrected line is given.
+Upstream reports one fault at a time and says nothing of keys it ignores; here each option, key and value is
+held against the base's catalogue, and the corrected line is given.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _FULL = ("FULL", "FULL_DECODE_ONLY")
 
 @dataclass(frozen=True)
 class Linted:
-    """findings: all of them, errors (``E-``) before warnings (``W-``); corrected: the mended line, None where a value
-    could not be read at all."""
+    """findings: all of them, errors (``E-``) before warnings (``W-``); corrected: the mended line, None where
+    a value could not be read at all.
+    """
 
     findings: list[Finding]
     corrected: list[str] | None
@@ -44,11 +46,13 @@ def lint(
 ) -> Linted:
     """Hold a start line (and the environment it runs in) against a base.
 
-    patches: ids of Strata's patches in the image (some bring keys of their own); additional: the keys that the
-    installed source reads, where it is at hand (None: the catalogue's).
+    patches: ids of Strata's patches in the image (some bring keys of their own); additional: the keys that
+    the installed source reads, where it is at hand (None: the catalogue's).
     """
     line, findings = read(arguments, catalogue)
-    linter = _Linter(line, catalogue, facts(), patches, catalogue.additional if additional is None else additional)
+    linter = _Linter(
+        line, catalogue, facts(), patches, catalogue.additional if additional is None else additional
+    )
     findings += linter.run()
     findings += _environment(environment or {}, catalogue, facts())
     unreadable = any(f.code == "E-JSON" for f in findings)
@@ -66,14 +70,26 @@ def _environment(environment: Mapping[str, str], catalogue: Catalogue, known: Fa
         stale = _stale(known.stale_environment, name, catalogue.version)
         if stale:
             findings.append(
-                Finding("E-STALE-ENV", f"{name} has no effect on {catalogue.version}: {stale.note}", where=f"environment: {name}",
-                        found=environment[name], hint=f"unset {name}" + (f", and give {stale.becomes}" if stale.becomes else ""))
-            )  # fmt: skip
+                Finding(
+                    "E-STALE-ENV",
+                    f"{name} has no effect on {catalogue.version}: {stale.note}",
+                    where=f"environment: {name}",
+                    found=environment[name],
+                    hint=f"unset {name}" + (f", and give {stale.becomes}" if stale.becomes else ""),
+                )
+            )
         elif name.startswith(("VLLM_", "VLLM_ASCEND_")) and name not in catalogue.environment:
             guess = near(name, catalogue.environment)
             if guess:
-                findings.append(Finding("W-ENV", f"{catalogue.version} does not read {name}", where=f"environment: {name}",
-                                        found=environment[name], hint=f"did you mean {guess}?"))  # fmt: skip
+                findings.append(
+                    Finding(
+                        "W-ENV",
+                        f"{catalogue.version} does not read {name}",
+                        where=f"environment: {name}",
+                        found=environment[name],
+                        hint=f"did you mean {guess}?",
+                    )
+                )
     return findings
 
 
@@ -81,7 +97,12 @@ class _Linter:
     """One pass over one line; mends ``line`` in place while it collects findings."""
 
     def __init__(
-        self, line: StartLine, catalogue: Catalogue, known: Facts, patches: Collection[str], additional: Collection[str]
+        self,
+        line: StartLine,
+        catalogue: Catalogue,
+        known: Facts,
+        patches: Collection[str],
+        additional: Collection[str],
     ) -> None:
         self.line, self.catalogue, self.facts, self.patches = line, catalogue, known, patches
         self.additional = {*additional, OURS, *self._patch_keys()}
@@ -127,8 +148,13 @@ class _Linter:
             self._stale_flag(option, stale)
         elif option.flag is None:
             guess = near(option.name, [n for n in self.catalogue.names() if n.startswith("--")])
-            self._say("E-FLAG", f"{version} has no option {option.name}", where=option.written, found=option.written,
-                      hint=f"did you mean {guess}?" if guess else "remove it")  # fmt: skip
+            self._say(
+                "E-FLAG",
+                f"{version} has no option {option.name}",
+                where=option.written,
+                found=option.written,
+                hint=f"did you mean {guess}?" if guess else "remove it",
+            )
             meant = self.catalogue.flag(guess) if guess else None
             taken = {o.name for o in self.line.options}
             if meant is not None and guess not in taken and (meant.takes == "nothing") == (not option.values):
@@ -143,16 +169,26 @@ class _Linter:
         if stale.how == "renamed" and stale.becomes:
             value = option.values[0] if option.values else ""
             new = stale.values.get(value, value)
-            self._say("E-STALE", f"{version} has no {option.name}: renamed to {stale.becomes}", where=option.written,
-                      found=" ".join([option.written, *option.values]), hint=f"write {stale.becomes} {new}", details=(stale.note,))  # fmt: skip
+            self._say(
+                "E-STALE",
+                f"{version} has no {option.name}: renamed to {stale.becomes}",
+                where=option.written,
+                found=" ".join([option.written, *option.values]),
+                hint=f"write {stale.becomes} {new}",
+                details=(stale.note,),
+            )
             option.name, option.flag = stale.becomes, self.catalogue.flag(stale.becomes)
             option.values = [new] if new else []
             return
         verdict = "now the default" if stale.how == "default" else "dropped"
-        self._say("W-DEFAULT" if stale.silent else "E-STALE",
-                  f"{option.name}: {verdict}" if stale.silent else f"{version} has no {option.name}: {verdict}",
-                  where=option.written, found=" ".join([option.written, *option.values]), details=(stale.note,),
-                  hint="remove it" + (f"; its place is taken by {stale.becomes}" if stale.becomes else ""))  # fmt: skip
+        self._say(
+            "W-DEFAULT" if stale.silent else "E-STALE",
+            f"{option.name}: {verdict}" if stale.silent else f"{version} has no {option.name}: {verdict}",
+            where=option.written,
+            found=" ".join([option.written, *option.values]),
+            details=(stale.note,),
+            hint="remove it" + (f"; its place is taken by {stale.becomes}" if stale.becomes else ""),
+        )
         self.line.options.remove(option)
 
     # keys of JSON options
@@ -160,7 +196,9 @@ class _Linter:
     def _keys(self, name: str, data: dict[str, Any]) -> None:
         bare = name.removeprefix("--")
         stale_entries = self.facts.stale_keys.get(bare, ())
-        known = set(self.additional if name == "--additional-config" else self.catalogue.configs.get(bare, ()))
+        known = set(
+            self.additional if name == "--additional-config" else self.catalogue.configs.get(bare, ())
+        )
         if not known:
             return
         silent = name == "--additional-config"
@@ -175,11 +213,20 @@ class _Linter:
             top = [k for k in known if "." not in k]
             inside = sorted(k for k in known if k.endswith("." + key))
             guess = near(key, top)
-            hint = f"it belongs into {inside[0].rpartition('.')[0]}" if inside else (
-                f"did you mean {guess!r}?" if guess else "remove it")  # fmt: skip
-            self._say("E-KEY", f"{self.catalogue.version} knows no {key!r} in {name}"
-                      + (", and would ignore it silently" if silent else ""), where=f"{name}: {key}",
-                      expected=_some(top), found=f"{key}: {dumps(data[key])}", hint=hint)  # fmt: skip
+            hint = (
+                f"it belongs into {inside[0].rpartition('.')[0]}"
+                if inside
+                else (f"did you mean {guess!r}?" if guess else "remove it")
+            )
+            self._say(
+                "E-KEY",
+                f"{self.catalogue.version} knows no {key!r} in {name}"
+                + (", and would ignore it silently" if silent else ""),
+                where=f"{name}: {key}",
+                expected=_some(top),
+                found=f"{key}: {dumps(data[key])}",
+                hint=hint,
+            )
             value = data.pop(key)
             if inside:
                 data.setdefault(inside[0].split(".")[0], {})[key] = value
@@ -197,8 +244,14 @@ class _Linter:
             from_patch = self._patch_hint(key, part)
             guess = "" if from_patch else near(part, inner)
             hint = from_patch or (f"did you mean {guess!r}?" if guess else "remove it")
-            self._say("E-KEY", f"{self.catalogue.version} knows no {part!r} in {key}, and would ignore it silently",
-                      where=f"{name}: {key}.{part}", expected=_some(inner), found=f"{part}: {dumps(value[part])}", hint=hint)
+            self._say(
+                "E-KEY",
+                f"{self.catalogue.version} knows no {part!r} in {key}, and would ignore it silently",
+                where=f"{name}: {key}.{part}",
+                expected=_some(inner),
+                found=f"{part}: {dumps(value[part])}",
+                hint=hint,
+            )
             old = value.pop(part)
             if guess and guess not in value:
                 value[guess] = old
@@ -206,7 +259,11 @@ class _Linter:
     def _patch_hint(self, outer: str, inner: str) -> str:
         for wish in self.facts.wishes.values():
             for s in wish.wanted:
-                if s.patch and inner in (s.additional_config.get(outer) or {}) and s.holds(self.catalogue.version):
+                if (
+                    s.patch
+                    and inner in (s.additional_config.get(outer) or {})
+                    and s.holds(self.catalogue.version)
+                ):
                     return f"the patch {s.patch} brings it; this image is without"
         return ""
 
@@ -226,7 +283,9 @@ class _Linter:
             elif isinstance(value, dict):
                 # the switches moved as they are, but for the one whose name says the outer key again
                 outer = key.removesuffix("_config")
-                moved = {(f"enable_{outer}" if k in ("enable", "enabled") else k): v for k, v in value.items()}
+                moved = {
+                    (f"enable_{outer}" if k in ("enable", "enabled") else k): v for k, v in value.items()
+                }
                 data.setdefault(stale.becomes, {}).update(moved)
                 lost = ()
         elif stale.becomes and "." in stale.becomes and " " not in stale.becomes:
@@ -234,9 +293,17 @@ class _Linter:
             data.setdefault(outer, {})[inner] = value
             hint = f"it moved: {stale.becomes}"
         else:
-            hint = f"delete it; its successor: {stale.becomes}" if stale.becomes else "no successor, delete it"
-        self._say("E-STALE-KEY", f"{self.catalogue.version} has no {key!r} in {name}{effect}", where=f"{name}: {key}",
-                  found=f"{key}: {dumps(value)}", hint=hint, details=(stale.note, *lost))  # fmt: skip
+            hint = (
+                f"delete it; its successor: {stale.becomes}" if stale.becomes else "no successor, delete it"
+            )
+        self._say(
+            "E-STALE-KEY",
+            f"{self.catalogue.version} has no {key!r} in {name}{effect}",
+            where=f"{name}: {key}",
+            found=f"{key}: {dumps(value)}",
+            hint=hint,
+            details=(stale.note, *lost),
+        )
 
     # values
 
@@ -250,17 +317,29 @@ class _Linter:
             for value in option.values:
                 if flag.choices and value not in flag.choices:
                     guess = near(value, flag.choices)
-                    self._say("E-VALUE", f"{option.name} does not know {value!r}", where=option.written,
-                              expected="one of " + ", ".join(flag.choices), found=value,
-                              hint=f"did you mean {guess!r}?" if guess else "take one of these")  # fmt: skip
+                    self._say(
+                        "E-VALUE",
+                        f"{option.name} does not know {value!r}",
+                        where=option.written,
+                        expected="one of " + ", ".join(flag.choices),
+                        found=value,
+                        hint=f"did you mean {guess!r}?" if guess else "take one of these",
+                    )
                 elif flag.type == "int" and integer(value) is None:
-                    self._say("E-VALUE", f"{option.name} wants a whole number", where=option.written, found=value)
+                    self._say(
+                        "E-VALUE", f"{option.name} wants a whole number", where=option.written, found=value
+                    )
         mode = self.line.data("--compilation-config").get("cudagraph_mode")
         if isinstance(mode, str) and mode.upper() not in self.catalogue.graph_modes:
             guess = near(mode.upper(), self.catalogue.graph_modes)
-            self._say("E-VALUE", f"cudagraph_mode does not know {mode!r}", where="--compilation-config: cudagraph_mode",
-                      expected="one of " + ", ".join(self.catalogue.graph_modes), found=mode,
-                      hint=f"did you mean {guess}?" if guess else "take one of these")  # fmt: skip
+            self._say(
+                "E-VALUE",
+                f"cudagraph_mode does not know {mode!r}",
+                where="--compilation-config: cudagraph_mode",
+                expected="one of " + ", ".join(self.catalogue.graph_modes),
+                found=mode,
+                hint=f"did you mean {guess}?" if guess else "take one of these",
+            )
             if guess:
                 self.line.data("--compilation-config")["cudagraph_mode"] = guess
 
@@ -277,7 +356,9 @@ class _Linter:
     @property
     def tokens(self) -> int:
         """N as written, 0 without speculation."""
-        written = self.line.data("--speculative-config").get("num_speculative_tokens", self.line.text("--spec-tokens"))
+        written = self.line.data("--speculative-config").get(
+            "num_speculative_tokens", self.line.text("--spec-tokens")
+        )
         return (integer(str(written)) or 0) if written is not None else 0
 
     # features that hang together
@@ -288,19 +369,32 @@ class _Linter:
             return
         static, super_ = settings.get("enable_static_kernel"), settings.get("enable_super_kernel")
         if super_ and not static:
-            self._say("E-SUPER", "enable_super_kernel without enable_static_kernel",
-                      where="--additional-config: ascend_compilation_config.enable_super_kernel",
-                      expected="both, or neither", found="super alone",
-                      hint="SuperKernel fuses statically compiled operators: add enable_static_kernel, or take it out")  # fmt: skip
+            self._say(
+                "E-SUPER",
+                "enable_super_kernel without enable_static_kernel",
+                where="--additional-config: ascend_compilation_config.enable_super_kernel",
+                expected="both, or neither",
+                found="super alone",
+                hint="it fuses statically compiled operators: add enable_static_kernel, or take it out",
+            )
             settings["enable_static_kernel"] = static = True
         if not static:
             return
         mode = self.line.data("--compilation-config").get("cudagraph_mode")
         if self.line.get("--enforce-eager") or str(mode).upper() not in _FULL:
-            found = "--enforce-eager" if self.line.get("--enforce-eager") else f"cudagraph_mode {mode or 'not given'}"
-            self._say("E-GRAPH", "static kernels need a full-graph mode; they are turned off silently otherwise",
-                      where="--compilation-config: cudagraph_mode", expected=" or ".join(_FULL), found=found,
-                      hint='"cudagraph_mode":"FULL_DECODE_ONLY"')  # fmt: skip
+            found = (
+                "--enforce-eager"
+                if self.line.get("--enforce-eager")
+                else f"cudagraph_mode {mode or 'not given'}"
+            )
+            self._say(
+                "E-GRAPH",
+                "static kernels need a full-graph mode; they are turned off silently otherwise",
+                where="--compilation-config: cudagraph_mode",
+                expected=" or ".join(_FULL),
+                found=found,
+                hint='"cudagraph_mode":"FULL_DECODE_ONLY"',
+            )
             self.line.remove("--enforce-eager")
             self.line.ensure("--compilation-config")["cudagraph_mode"] = "FULL_DECODE_ONLY"
 
@@ -323,12 +417,23 @@ class _Linter:
         listed = self.line.get("--cudagraph-capture-sizes")
         if sizes is None and listed is not None:
             sizes = [integer(v) for v in listed.values]
-        maximum = compilation.get("max_cudagraph_capture_size", integer(self.line.text("--max-cudagraph-capture-size")))
-        if sizes is not None and (not isinstance(sizes, list) or not all(isinstance(s, int) and s > 0 for s in sizes) or not sizes):
-            self._say("E-VALUE", "capture sizes are a list of token counts", where="cudagraph_capture_sizes", found=dumps(sizes))
+        maximum = compilation.get(
+            "max_cudagraph_capture_size", integer(self.line.text("--max-cudagraph-capture-size"))
+        )
+        if sizes is not None and (
+            not isinstance(sizes, list) or not all(isinstance(s, int) and s > 0 for s in sizes) or not sizes
+        ):
+            self._say(
+                "E-VALUE",
+                "capture sizes are a list of token counts",
+                where="cudagraph_capture_sizes",
+                found=dumps(sizes),
+            )
             return
         budget = integer(self.line.text("--max-num-batched-tokens"))
-        _, finding = capture.check(sizes, seqs, n, maximum=maximum, tp=tp, sequence_parallel=parallel, max_num_tokens=budget)
+        _, finding = capture.check(
+            sizes, seqs, n, maximum=maximum, tp=tp, sequence_parallel=parallel, max_num_tokens=budget
+        )
         if finding is None:
             return
         self.findings.append(finding)
@@ -338,7 +443,9 @@ class _Linter:
         self.line.remove("--cudagraph-capture-sizes", "--max-cudagraph-capture-size")
         compilation = self.line.ensure("--compilation-config")
         compilation.pop("max_cudagraph_capture_size", None)
-        compilation["cudagraph_capture_sizes"] = capture.capture_sizes(reachable, n, tp=tp, sequence_parallel=parallel)
+        compilation["cudagraph_capture_sizes"] = capture.capture_sizes(
+            reachable, n, tp=tp, sequence_parallel=parallel
+        )
 
     def _slips(self) -> None:
         for name in ("--max-num-batched-tokens", "--max-model-len"):
@@ -346,12 +453,19 @@ class _Linter:
             value = integer(written)
             power = near_power(value) if value else None
             if power:
-                self._say("W-SLIP", f"{name} {written} is legal, but looks like a slip for {power}", where=name,
-                          found=str(written), hint=f"write {power} if you meant that")  # fmt: skip
+                self._say(
+                    "W-SLIP",
+                    f"{name} {written} is legal, but looks like a slip for {power}",
+                    where=name,
+                    found=str(written),
+                    hint=f"write {power} if you meant that",
+                )
 
 
 def near_power(value: int) -> int | None:
-    """The power of two (1024 or more) that ``value`` misses by less than 2 %, None where it is one or misses all."""
+    """The power of two (1024 or more) that ``value`` misses by less than 2 %, None where it is one or misses
+    all.
+    """
     if value < 1000:
         return None
     low = 1 << (value.bit_length() - 1)
@@ -359,20 +473,40 @@ def near_power(value: int) -> int | None:
 
 
 def speculative_method(method: str, catalogue: Catalogue) -> tuple[str | None, Finding | None]:
-    """(the name that this base wants, finding): W-METHOD for an alias that still works, E-METHOD for an unknown one."""
+    """(the name that this base wants, finding): W-METHOD for an alias that still works, E-METHOD for an
+    unknown one.
+    """
     if method in catalogue.mtp_aliases:
-        return "mtp", Finding("W-METHOD", f"{method!r} is an old name of 'mtp' on {catalogue.version}", found=method,
-                              where="--speculative-config: method", hint="write mtp")  # fmt: skip
+        return "mtp", Finding(
+            "W-METHOD",
+            f"{method!r} is an old name of 'mtp' on {catalogue.version}",
+            found=method,
+            where="--speculative-config: method",
+            hint="write mtp",
+        )
     if method in catalogue.methods:
         return method, None
     guess = near(method, catalogue.methods)
     wanted = "mtp" if guess in catalogue.mtp_aliases else guess
-    hint = f"did you mean {guess!r}?" + (" (this base calls it 'mtp')" if wanted != guess else "") if guess else ""
-    return wanted or None, Finding("E-METHOD", f"{catalogue.version} knows no speculative method {method!r}", found=method,
-                                   where="--speculative-config: method", expected=_some(catalogue.methods),
-                                   hint=hint or "take one of these")  # fmt: skip
+    hint = (
+        f"did you mean {guess!r}?" + (" (this base calls it 'mtp')" if wanted != guess else "")
+        if guess
+        else ""
+    )
+    return wanted or None, Finding(
+        "E-METHOD",
+        f"{catalogue.version} knows no speculative method {method!r}",
+        found=method,
+        where="--speculative-config: method",
+        expected=_some(catalogue.methods),
+        hint=hint or "take one of these",
+    )
 
 
 def _some(names: Collection[str]) -> str:
     ordered = sorted(n for n in names if "." not in n)
-    return "one of " + ", ".join(ordered) if len(ordered) <= 20 else f"one of {len(ordered)} keys, such as {', '.join(ordered[:8])}"
+    return (
+        "one of " + ", ".join(ordered)
+        if len(ordered) <= 20
+        else f"one of {len(ordered)} keys, such as {', '.join(ordered[:8])}"
+    )

@@ -1,4 +1,5 @@
-"""Rendered arguments held against the installed vLLM itself, in the base's Python with vllm-ascend as the platform.
+"""Rendered arguments held against the installed vLLM itself, in the base's Python with vllm-ascend as the
+platform.
 
 ``python -m strata.serving.parse`` reads ``{"arguments": […], "engine_config": bool}`` from stdin and writes
 ``{"findings": […], "result": {…}}`` to stdout. On the cpu base the stand-in modules must be on PYTHONPATH.
@@ -19,10 +20,12 @@ from strata.errors import Finding, StrataError
 
 
 def check(arguments: Sequence[str], *, engine_config: bool = False) -> tuple[list[Finding], dict[str, Any]]:
-    """Parse ``arguments`` with the installed parser; with ``engine_config`` also make the engine's configuration.
+    """Parse ``arguments`` with the installed parser; with ``engine_config`` also make the engine's
+    configuration.
 
-    The latter wants a model directory with a ``config.json``, and runs vLLM's validators and vllm-ascend's platform
-    check. Returns findings and what the configuration became (capture sizes, graph mode, parallelism).
+    The latter wants a model directory with a ``config.json``, and runs vLLM's validators and vllm-ascend's
+    platform check. Returns findings and what the configuration became (capture sizes, graph mode,
+    parallelism).
     """
     from strata.serving import catalogue, keys
 
@@ -32,11 +35,24 @@ def check(arguments: Sequence[str], *, engine_config: bool = False) -> tuple[lis
             parsed = catalogue.parser().parse_args(list(arguments))
     except SystemExit:
         message = errors.getvalue().strip().splitlines()[-1:] or ["refused"]
-        return [Finding("E-PARSER", "the installed vLLM refuses these arguments", where="vllm serve",
-                        found=message[0].removeprefix("vllm serve: error: "), hint="correct the preset or the value")], {}  # fmt: skip
+        return [
+            Finding(
+                "E-PARSER",
+                "the installed vLLM refuses these arguments",
+                where="vllm serve",
+                found=message[0].removeprefix("vllm serve: error: "),
+                hint="correct the preset or the value",
+            )
+        ], {}
     except Exception as error:  # the parser turns some bad values into errors of any kind
-        return [Finding("E-PARSER", "the installed vLLM refuses these arguments", where="vllm serve",
-                        found=f"{type(error).__name__}: {error}"[:600])], {}  # fmt: skip
+        return [
+            Finding(
+                "E-PARSER",
+                "the installed vLLM refuses these arguments",
+                where="vllm serve",
+                found=f"{type(error).__name__}: {error}"[:600],
+            )
+        ], {}
     if parsed.model_tag is not None:
         parsed.model = parsed.model_tag
     import vllm_ascend
@@ -44,17 +60,27 @@ def check(arguments: Sequence[str], *, engine_config: bool = False) -> tuple[lis
     known = set(keys.of_package(Path(vllm_ascend.__file__).parent)) | {"strata"}
     given = getattr(parsed, "additional_config", None) or {}
     findings = [
-        Finding("E-KEY", f"the installed vllm-ascend reads no {key!r}, and would ignore it silently",
-                where=f"--additional-config: {key}", hint="remove it")
-        for key in _flat(given, known) if key not in known
-    ]  # fmt: skip
+        Finding(
+            "E-KEY",
+            f"the installed vllm-ascend reads no {key!r}, and would ignore it silently",
+            where=f"--additional-config: {key}",
+            hint="remove it",
+        )
+        for key in _flat(given, known)
+        if key not in known
+    ]
     result: dict[str, Any] = {"model": parsed.model, "additional_config": given}
     if engine_config and not findings:
         try:
             result.update(_engine_config(parsed))
         except Exception as error:
-            findings.append(Finding("E-PARSER", "vLLM makes no engine configuration of these arguments",
-                                    found=f"{type(error).__name__}: {error}"[:1200]))  # fmt: skip
+            findings.append(
+                Finding(
+                    "E-PARSER",
+                    "vLLM makes no engine configuration of these arguments",
+                    found=f"{type(error).__name__}: {error}"[:1200],
+                )
+            )
     return findings, result
 
 
@@ -87,9 +113,13 @@ def in_base(
 ) -> subprocess.Popen[str]:
     """Start :func:`check` in the base's interpreter; hand the process to :func:`outcome`."""
     process = subprocess.Popen(
-        [python, "-m", "strata.serving.parse"], env=dict(environment), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [python, "-m", "strata.serving.parse"],
+        env=dict(environment),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdin is not None
     process.stdin.write(json.dumps({"arguments": list(arguments), "engine_config": engine_config}))
     process.stdin.close()
@@ -98,14 +128,21 @@ def in_base(
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for the check; its result. StrataError with its findings, E-PARSER where it did not come to an answer."""
+    """Wait for the check; its result. StrataError with its findings, E-PARSER where it did not come to an
+    answer.
+    """
     out, errors = process.communicate()
     try:
         answer = json.loads(out.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise StrataError(Finding("E-PARSER", "the base's vLLM could not be loaded to check the arguments",
-                                  found=errors.strip()[-600:] or f"exit code {process.returncode}",
-                                  hint="see strata verify")) from error  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-PARSER",
+                "the base's vLLM could not be loaded to check the arguments",
+                found=errors.strip()[-600:] or f"exit code {process.returncode}",
+                hint="see strata verify",
+            )
+        ) from error
     if answer["findings"]:
         raise StrataError([Finding(**f) for f in answer["findings"]])
     result: dict[str, Any] = answer["result"]

@@ -22,7 +22,9 @@ GraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_P
 
 
 class Speculation(Strict):
-    """Speculative decoding. method: a wish of ``speculation`` in spellings.yaml, or a name the base knows; tokens: N."""
+    """Speculative decoding. method: a wish of ``speculation`` in spellings.yaml, or a name the base knows;
+    tokens: N.
+    """
 
     method: str
     tokens: Annotated[int, Field(ge=1, le=15)]
@@ -44,8 +46,9 @@ class Evidence(Strict):
 class Preset(Strict):
     """One serving variant.
 
-    capture: sequence counts that get a graph of their own (None: chosen, see capture.concurrencies). features: wishes
-    of spellings.yaml. arguments, additional_config: what has no wish of its own; checked like a written start line.
+    capture: sequence counts that get a graph of their own (None: chosen, see capture.concurrencies).
+    features: wishes of spellings.yaml. arguments, additional_config: what has no wish of its own; checked
+    like a written start line.
     """
 
     title: str
@@ -92,7 +95,9 @@ class Preset(Strict):
 
 @dataclass(frozen=True)
 class Override:
-    """One environment variable that overrides a value: where it goes, how its text is read, what that is called."""
+    """One environment variable that overrides a value: where it goes, how its text is read, what that is
+    called.
+    """
 
     path: tuple[str, ...]
     kind: Literal["text", "int", "float", "bool", "ints"]
@@ -120,9 +125,18 @@ OVERRIDES: dict[str, Override] = {
 """Each is read under its own name and, winning over that, with the prefix ``STRATA_``."""
 
 OTHER_VARIABLES = (
-    "STRATA_PRESET", "STRATA_PROFILE_KIND", "STRATA_PORT", "STRATA_HOST", "STRATA_SWITCHES", "STRATA_SERVING_DIR",
-    "STRATA_IMAGE", "STRATA_IMAGE_JSON", "STRATA_PROOF_JSON", "STRATA_ENV", "STRATA_LOG_JSON",
-)  # fmt: skip
+    "STRATA_PRESET",
+    "STRATA_PROFILE_KIND",
+    "STRATA_PORT",
+    "STRATA_HOST",
+    "STRATA_SWITCHES",
+    "STRATA_SERVING_DIR",
+    "STRATA_IMAGE",
+    "STRATA_IMAGE_JSON",
+    "STRATA_PROOF_JSON",
+    "STRATA_ENV",
+    "STRATA_LOG_JSON",
+)
 """Variables of our prefix that mean something else."""
 
 
@@ -140,10 +154,15 @@ def load(name: str, environment: Mapping[str, str] | None = None) -> Preset:
     if name not in names():
         guess = near(name, names())
         raise StrataError(
-            Finding("E-PRESET", f"no preset {name!r}", where=str(facts.directory() / "presets"),
-                    expected="one of " + ", ".join(names()), found=name,
-                    hint=f"did you mean {guess!r}?" if guess else "set STRATA_PRESET to one of these")
-        )  # fmt: skip
+            Finding(
+                "E-PRESET",
+                f"no preset {name!r}",
+                where=str(facts.directory() / "presets"),
+                expected="one of " + ", ".join(names()),
+                found=name,
+                hint=f"did you mean {guess!r}?" if guess else "set STRATA_PRESET to one of these",
+            )
+        )
     where = facts.directory() / "presets" / f"{name}.yaml"
     defaults = _mapping(facts.directory() / "defaults.yaml")
     data = _merge(defaults, _mapping(where))
@@ -161,14 +180,18 @@ def load(name: str, environment: Mapping[str, str] | None = None) -> Preset:
             continue
         _put(data, override.path, value)
         touched.append(variable)
-    return validate(data, Preset, f"preset {name} with {', '.join(touched)} from the environment" if touched else str(where))
+    return validate(
+        data,
+        Preset,
+        f"preset {name} with {', '.join(touched)} from the environment" if touched else str(where),
+    )
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[Finding]]:
     """The overrides in ``environment`` as typed values by variable, and a finding for each bad one.
 
-    Empty values count as not given. A variable of our prefix that nothing reads is E-ENV; so is a variable without it
-    that differs from an override's name by a letter or two (``MAX_NUM_SEQ``).
+    Empty values count as not given. A variable of our prefix that nothing reads is E-ENV; so is a variable
+    without it that differs from an override's name by a letter or two (``MAX_NUM_SEQ``).
     """
     values: dict[str, Any] = {}
     faults: list[Finding] = []
@@ -184,22 +207,44 @@ def read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], li
             try:
                 values[variable] = _typed(text, OVERRIDES[bare].kind)
             except ValueError as error:
-                faults.append(Finding("E-ENV", f"{variable} has a value of the wrong type", where=f"environment: {variable}",
-                                      expected=str(error), found=text, hint=f"correct {variable} or leave it out"))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-ENV",
+                        f"{variable} has a value of the wrong type",
+                        where=f"environment: {variable}",
+                        expected=str(error),
+                        found=text,
+                        hint=f"correct {variable} or leave it out",
+                    )
+                )
         elif variable.startswith(PREFIX) or _slip(variable):
             guess = near(variable, known) or _slip(variable)
-            faults.append(Finding("E-ENV", f"{variable} is read by nothing", where=f"environment: {variable}",
-                                  expected="one of " + ", ".join(sorted({*OVERRIDES, *OTHER_VARIABLES})), found=variable,
-                                  hint=f"did you mean {guess}?" if guess else "leave it out"))  # fmt: skip
+            faults.append(
+                Finding(
+                    "E-ENV",
+                    f"{variable} is read by nothing",
+                    where=f"environment: {variable}",
+                    expected="one of " + ", ".join(sorted({*OVERRIDES, *OTHER_VARIABLES})),
+                    found=variable,
+                    hint=f"did you mean {guess}?" if guess else "leave it out",
+                )
+            )
     return values, faults
 
 
 def _slip(variable: str) -> str:
-    """The override that ``variable`` is a slip of: same first word, one or two letters apart. Empty otherwise."""
+    """The override that ``variable`` is a slip of: same first word, one or two letters apart. Empty
+    otherwise.
+    """
     if "_" not in variable:
         return ""
     for name in OVERRIDES:
-        if "_" in name and name != variable and _distance(variable, name, 2) <= 2 and name[:3] == variable[:3]:
+        if (
+            "_" in name
+            and name != variable
+            and _distance(variable, name, 2) <= 2
+            and name[:3] == variable[:3]
+        ):
             return name
     return ""
 
@@ -228,7 +273,16 @@ def _typed(text: str, kind: str) -> Any:
         except ValueError:
             raise ValueError("a number") from None
     if kind == "bool":
-        words = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+        words = {
+            "1": True,
+            "true": True,
+            "on": True,
+            "yes": True,
+            "0": False,
+            "false": False,
+            "off": False,
+            "no": False,
+        }
         if text.lower() not in words:
             raise ValueError("on or off")
         return words[text.lower()]
@@ -243,7 +297,9 @@ def _typed(text: str, kind: str) -> Any:
 def _mapping(path: Any) -> dict[str, Any]:
     data = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict):
-        raise StrataError(Finding("E-CONFIG", "a mapping is wanted", where=str(path), found=type(data).__name__))
+        raise StrataError(
+            Finding("E-CONFIG", "a mapping is wanted", where=str(path), found=type(data).__name__)
+        )
     return data
 
 

@@ -1,4 +1,6 @@
-"""Preset to arguments: for the base's own vLLM, and from that for the CPU engine with every difference told."""
+"""Preset to arguments: for the base's own vLLM, and from that for the CPU engine with every difference
+told.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _FULL_BY_DEFAULT = "FULL_DECODE_ONLY"
 
 @dataclass(frozen=True)
 class Rendered:
-    """arguments: what follows ``vllm serve``, the model first; notes: what a reader of the log should know."""
+    """arguments: what follows ``vllm serve``, the model first; notes: what a reader of the log should
+    know.
+    """
 
     arguments: list[str]
     notes: list[str] = field(default_factory=list)
@@ -52,8 +56,9 @@ def render(
 ) -> Rendered:
     """The preset as the arguments of this base's ``vllm serve``.
 
-    version: the release whose spellings are wanted (None: the catalogue's). patches, additional: see lint. The result
-    is held against the catalogue before it is returned; every fault of preset and result is raised at once.
+    version: the release whose spellings are wanted (None: the catalogue's). patches, additional: see lint.
+    The result is held against the catalogue before it is returned; every fault of preset and result is raised
+    at once.
     """
     version = version or catalogue.version
     parts = _Parts()
@@ -69,9 +74,13 @@ def render(
     else:
         try:
             parts.compilation["cudagraph_capture_sizes"] = capture.capture_sizes(
-                preset.max_num_seqs, preset.speculative_tokens, preset.capture, tp=preset.tensor_parallel,
-                sequence_parallel=sequence_parallel, max_num_tokens=preset.max_num_batched_tokens,
-            )  # fmt: skip
+                preset.max_num_seqs,
+                preset.speculative_tokens,
+                preset.capture,
+                tp=preset.tensor_parallel,
+                sequence_parallel=sequence_parallel,
+                max_num_tokens=preset.max_num_batched_tokens,
+            )
         except StrataError as error:
             faults += error.findings
     _merge(parts.additional, preset.additional_config)
@@ -103,7 +112,12 @@ def render(
 
 
 def _features(
-    preset: Preset, version: str, patches: Collection[str], parts: _Parts, notes: list[str], faults: list[Finding]
+    preset: Preset,
+    version: str,
+    patches: Collection[str],
+    parts: _Parts,
+    notes: list[str],
+    faults: list[Finding],
 ) -> str:
     """Merges the spelling of each wish; returns the graph mode, which some wishes decide."""
     wishes = facts().wishes
@@ -120,25 +134,48 @@ def _features(
             continue
         if on and wish.graph_modes and mode not in wish.graph_modes:
             if mode == "NONE":
-                faults.append(Finding("E-GRAPH", f"{name} needs a full-graph mode", where="graph_mode", found=mode,
-                                      expected=" or ".join(wish.graph_modes), hint=f"set {name}: false, or a graph mode"))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-GRAPH",
+                        f"{name} needs a full-graph mode",
+                        where="graph_mode",
+                        found=mode,
+                        expected=" or ".join(wish.graph_modes),
+                        hint=f"set {name}: false, or a graph mode",
+                    )
+                )
                 continue
-            notes.append(f"graph mode {mode} becomes {_FULL_BY_DEFAULT}: {name} has no effect without a full graph")
+            notes.append(
+                f"graph mode {mode} becomes {_FULL_BY_DEFAULT}: {name} has no effect without a full graph"
+            )
             mode = _FULL_BY_DEFAULT
         parts.take(chosen)
     return mode
 
 
-def _missing(name: str, wish: Wish, chosen: Spelling, preset: Preset, patches: Collection[str]) -> Finding | None:
+def _missing(
+    name: str, wish: Wish, chosen: Spelling, preset: Preset, patches: Collection[str]
+) -> Finding | None:
     lacking = [r for r in wish.requires if not preset.features.get(r)]
     if lacking:
         code = "E-SUPER" if name == "super_kernel" else "E-FEATURE"
-        return Finding(code, f"{name} without {', '.join(lacking)}", where=f"features: {name}", expected="both, or neither",
-                       found=f"{name} alone", hint=f"add {lacking[0]}: true, or take {name} out")  # fmt: skip
+        return Finding(
+            code,
+            f"{name} without {', '.join(lacking)}",
+            where=f"features: {name}",
+            expected="both, or neither",
+            found=f"{name} alone",
+            hint=f"add {lacking[0]}: true, or take {name} out",
+        )
     if chosen.patch and chosen.patch not in patches:
-        return Finding("E-SPELLING", f"{name}: this base knows the option through the patch {chosen.patch} only",
-                       where=f"features: {name}", expected=f"{chosen.patch} in the image", found="an image without it",
-                       hint=f"build it in (no WITHOUT={chosen.patch}), or take {name} out")  # fmt: skip
+        return Finding(
+            "E-SPELLING",
+            f"{name}: this base knows the option through the patch {chosen.patch} only",
+            where=f"features: {name}",
+            expected=f"{chosen.patch} in the image",
+            found="an image without it",
+            hint=f"build it in (no WITHOUT={chosen.patch}), or take {name} out",
+        )
     return None
 
 
@@ -192,7 +229,9 @@ _DROPPED_ON_CPU = {
 }
 
 
-def for_cpu_engine(rendered: Rendered, catalogue: Catalogue, *, model: str | None = None, limit: int | None = None) -> Rendered:
+def for_cpu_engine(
+    rendered: Rendered, catalogue: Catalogue, *, model: str | None = None, limit: int | None = None
+) -> Rendered:
     """The same line for the CPU engine; the notes say what was taken away or changed, one line each, and why.
 
     model: serve this instead (the tiny model); limit: the most positions that it has.
@@ -202,26 +241,37 @@ def for_cpu_engine(rendered: Rendered, catalogue: Catalogue, *, model: str | Non
         raise StrataError(faults)
     notes: list[str] = []
     if model is not None:
-        notes.append(f"model {line.model}: replaced by {model}, a tiny model with random weights (its text is noise)")
+        notes.append(
+            f"model {line.model}: replaced by {model}, a tiny model with random weights (its text is noise)"
+        )
         line.model = model
     for option in list(line.options):
         if option.name in _DROPPED_ON_CPU:
             if option.values != ["1"]:
-                notes.append(f"{' '.join([option.name, *option.values])}: dropped, {_DROPPED_ON_CPU[option.name]}")
+                notes.append(
+                    f"{' '.join([option.name, *option.values])}: dropped, {_DROPPED_ON_CPU[option.name]}"
+                )
             line.options.remove(option)
     additional = line.data("--additional-config")
-    notes += [f"--additional-config {key}={dumps(value)}: dropped, an NPU option" for key, value in additional.items()]
+    notes += [
+        f"--additional-config {key}={dumps(value)}: dropped, an NPU option"
+        for key, value in additional.items()
+    ]
     line.remove("--additional-config")
     compilation = line.data("--compilation-config")
     if compilation.get("cudagraph_mode") != "NONE":
-        notes += [f"--compilation-config {key}={dumps(value)}: dropped, graphs are captured on an NPU only"
-                  for key, value in compilation.items()]  # fmt: skip
+        notes += [
+            f"--compilation-config {key}={dumps(value)}: dropped, graphs are captured on an NPU only"
+            for key, value in compilation.items()
+        ]
     line.remove("--compilation-config")
     speculative = line.data("--speculative-config")
     if speculative and speculative.get("method") != "ngram":
         tokens = speculative["num_speculative_tokens"]
-        notes.append(f"speculation {speculative['method']} with {tokens} tokens: n-grams with {tokens} tokens instead, "
-                     "the CPU engine and the tiny model have no draft layers")  # fmt: skip
+        notes.append(
+            f"speculation {speculative['method']} with {tokens} tokens: n-grams, {tokens} tokens, instead; "
+            "the CPU engine and the tiny model have no draft layers"
+        )
         entry = facts().speculation["ngram"]
         chosen = dict(spelling(entry, "ngram", catalogue.version).speculative_config)
         speculative.clear()

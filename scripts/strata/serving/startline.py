@@ -10,8 +10,16 @@ from typing import Any
 from strata.errors import Finding
 from strata.serving.facts import Catalogue, Flag
 
-JSON_OPTIONS = ("--compilation-config", "--additional-config", "--speculative-config", "--profiler-config",
-                "--structured-outputs-config", "--kv-transfer-config", "--kv-events-config", "--eplb-config")  # fmt: skip
+JSON_OPTIONS = (
+    "--compilation-config",
+    "--additional-config",
+    "--speculative-config",
+    "--profiler-config",
+    "--structured-outputs-config",
+    "--kv-transfer-config",
+    "--kv-events-config",
+    "--eplb-config",
+)
 
 
 @dataclass
@@ -96,8 +104,9 @@ def integer(text: str | None) -> int | None:
 def read(arguments: Sequence[str], catalogue: Catalogue) -> tuple[StartLine, list[Finding]]:
     """Take a line apart. A leading ``vllm serve`` is skipped; ``_`` in option names reads as ``-``.
 
-    Findings: E-JSON for each JSON value that does not read (with column), E-TWICE for each option given more than once
-    (JSON options are merged, the later value winning key by key; of other options the last is kept).
+    Findings: E-JSON for each JSON value that does not read (with column), E-TWICE for each option given more
+    than once (JSON options are merged, the later value winning key by key; of other options the last is
+    kept).
     """
     tokens = list(arguments)
     for head in (["vllm", "serve"], ["serve"]):
@@ -170,15 +179,24 @@ def read_json(option: Option) -> list[Finding]:
                 "E-JSON",
                 f"the value of {option.name} is not JSON: {error.msg}",
                 where=f"{option.name}, column {error.pos + 1}",
-                expected="one JSON object" if error.msg != "Extra data" else "the end of the value: its braces close before",
+                expected="one JSON object"
+                if error.msg != "Extra data"
+                else "the end of the value: its braces close before",
                 found=text[error.pos : error.pos + 20] or "the end of the value",
                 details=(text[start : error.pos + 40], " " * (error.pos - start) + "^"),
                 hint="correct the braces and quotes; strata preset render writes such values by serialiser",
             )
         ]
     if not isinstance(data, dict):
-        return [Finding("E-JSON", f"the value of {option.name} is not an object", where=option.name,
-                        expected="{…}", found=text[:60])]  # fmt: skip
+        return [
+            Finding(
+                "E-JSON",
+                f"the value of {option.name} is not an object",
+                where=option.name,
+                expected="{…}",
+                found=text[:60],
+            )
+        ]
     option.data = data
     return []
 
@@ -191,7 +209,9 @@ def _dotted(line: StartLine, option: Option, path: list[str]) -> None:
     except json.JSONDecodeError:
         value = integer(value) if integer(value) is not None else value
     data = line.ensure(option.name)
-    line.options[-1].flag = line.options[-1].flag or (option.flag if line.options[-1].name == option.name else None)
+    line.options[-1].flag = line.options[-1].flag or (
+        option.flag if line.options[-1].name == option.name else None
+    )
     for key in path[:-1]:
         data = data.setdefault(key, {})
     data[path[-1]] = value
@@ -214,13 +234,26 @@ def _twice(line: StartLine) -> list[Finding]:
             if lost:
                 message += f", so {', '.join(lost)} would be lost"
             first.data.update(option.data)
-            findings.append(Finding("E-TWICE", message, where=option.name, expected="one JSON object",
-                                    found=f"two, which differ in {', '.join(changed)}" if changed else "two",
-                                    hint=f"merge them: {option.name} {dumps(first.data)}"))  # fmt: skip
+            findings.append(
+                Finding(
+                    "E-TWICE",
+                    message,
+                    where=option.name,
+                    expected="one JSON object",
+                    found=f"two, which differ in {', '.join(changed)}" if changed else "two",
+                    hint=f"merge them: {option.name} {dumps(first.data)}",
+                )
+            )
         else:
-            findings.append(Finding("E-TWICE", f"{option.name} is given twice; only the last counts", where=option.name,
-                                    found=f"{' '.join(first.values)!r} and {' '.join(option.values)!r}",
-                                    hint="keep one of them"))  # fmt: skip
+            findings.append(
+                Finding(
+                    "E-TWICE",
+                    f"{option.name} is given twice; only the last counts",
+                    where=option.name,
+                    found=f"{' '.join(first.values)!r} and {' '.join(option.values)!r}",
+                    hint="keep one of them",
+                )
+            )
             first.values, first.data = option.values, option.data
     line.options = order
     return findings

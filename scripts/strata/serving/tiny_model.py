@@ -1,7 +1,8 @@
-"""Makes a tiny model offline, so that the cpu base has something to serve: random weights, a byte-level tokenizer.
+"""Makes a tiny model offline, so that the cpu base has something to serve: random weights, a byte-level
+tokenizer.
 
-Runs in the serving engine's Python (torch, transformers, tokenizers): ``python -m strata.serving.tiny_model DIRECTORY``.
-The same seed gives the same weights; the text it writes is noise.
+Runs in the serving engine's Python (torch, transformers, tokenizers): ``python -m strata.serving.tiny_model
+DIRECTORY``. The same seed gives the same weights; the text it writes is noise.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ def ready(directory: Path) -> bool:
 
 def place() -> Path:
     """Where the model is kept: a cache directory that is writable here."""
-    for parent in (os.environ.get("XDG_CACHE_HOME"), "/var/cache", str(Path.home() / ".cache"), tempfile.gettempdir()):
+    for parent in (
+        os.environ.get("XDG_CACHE_HOME"),
+        "/var/cache",
+        str(Path.home() / ".cache"),
+        tempfile.gettempdir(),
+    ):
         if parent and os.access(parent, os.W_OK):
             return Path(parent) / "strata" / f"tiny-model-{SEED}"
     return Path(tempfile.mkdtemp(prefix="strata-")) / f"tiny-model-{SEED}"
 
 
 def make(directory: Path) -> None:
-    """Write tokenizer, configuration and weights (about half a million parameters, float32) to ``directory``."""
+    """Write tokenizer, configuration and weights (about half a million parameters, float32) to
+    ``directory``.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=directory.name + ".", dir=directory.parent))
     try:

@@ -1,8 +1,9 @@
 """The live proof: in the running base, is every edited function ours, and does it call our code?
 
-Reads ``/opt/strata/proof.json`` (written at build, see scripts/strata/proof.py and docs/serving.md), loads vllm-ascend's
-own patches as platform and as worker, then holds each edited symbol against the file on disk. Runs in the base's Python;
-on the cpu base with the stand-in modules on PYTHONPATH. Never looks at ``__module__``: assignments keep it.
+Reads ``/opt/strata/proof.json`` (written at build, see scripts/strata/proof.py and docs/serving.md), loads
+vllm-ascend's own patches as platform and as worker, then holds each edited symbol against the file on disk.
+Runs in the base's Python; on the cpu base with the stand-in modules on PYTHONPATH. Never looks at
+``__module__``: assignments keep it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ State = Literal["proved", "failed", "deferred"]
 
 
 class ProofFile(Strict):
-    """A changed or new file. sha256: of its final bytes; module: dotted name, None for what is not importable Python."""
+    """A changed or new file. sha256: of its final bytes; module: dotted name, None for what is not importable
+    Python.
+    """
 
     patches: tuple[str, ...]
     tree: str
@@ -41,8 +44,10 @@ class ProofFile(Strict):
 
 
 class ProofEdit(Strict):
-    """An edited symbol. symbol: qualified name, ``<module>`` for top-level statements; lines: its first and last line in
-    the final file; names: what the edits of these patches newly mention in it, to be found in the loaded code."""
+    """An edited symbol. symbol: qualified name, ``<module>`` for top-level statements; lines: its first and
+    last line in the final file; names: what the edits of these patches newly mention in it, to be found in
+    the loaded code.
+    """
 
     patches: tuple[str, ...]
     tree: str
@@ -78,8 +83,15 @@ def load(path: Path | None = None) -> Proof:
     try:
         return Proof.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise StrataError(Finding("E-PROOF", "the build's proof cannot be read", where=str(path),
-                                  found=str(error).splitlines()[0], hint="rebuild the image")) from error  # fmt: skip
+        raise StrataError(
+            Finding(
+                "E-PROOF",
+                "the build's proof cannot be read",
+                where=str(path),
+                found=str(error).splitlines()[0],
+                hint="rebuild the image",
+            )
+        ) from error
 
 
 def check_files(proof: Proof) -> list[Result]:
@@ -114,7 +126,9 @@ def load_platform() -> None:
 
 
 def check_edits(proof: Proof, *, strict: bool) -> list[Result]:
-    """Live half. strict: a module that does not import is a failure; otherwise (stand-in modules) it is deferred."""
+    """Live half. strict: a module that does not import is a failure; otherwise (stand-in modules) it is
+    deferred.
+    """
     results = []
     for entry in proof.edits:
         path = Path(proof.roots[entry.tree]) / entry.file
@@ -173,7 +187,9 @@ def _fault(entry: ProofEdit, path: Path, module: ModuleType) -> str:
 
 
 def _class_fault(cls: type, path: Path, entry: ProofEdit) -> str:
-    """A class's own body leaves no code behind: hold each method that the edits brought or now mention against it."""
+    """A class's own body leaves no code behind: hold each method that the edits brought or now mention
+    against it.
+    """
     for name in entry.names:
         method = innermost(cls.__dict__.get(name), name)
         if inspect.isfunction(method):
@@ -184,11 +200,14 @@ def _class_fault(cls: type, path: Path, entry: ProofEdit) -> str:
 
 
 def code_fault(code: CodeType, path: Path, lines: tuple[int, int] | None, names: Sequence[str]) -> str:
-    """Why a loaded code object is not the one that lies in ``path`` between ``lines`` and mentions ``names``."""
+    """Why a loaded code object is not the one that lies in ``path`` between ``lines`` and mentions
+    ``names``.
+    """
     if Path(code.co_filename).resolve() != path.resolve():
         return f"shadowed: the loaded function comes from {code.co_filename}:{code.co_firstlineno}"
     if lines and not lines[0] <= code.co_firstlineno <= lines[1]:
-        return f"the loaded function starts at line {code.co_firstlineno}, the edited one lies in {lines[0]}-{lines[1]}"
+        first, (low, high) = code.co_firstlineno, lines
+        return f"the loaded function starts at line {first}, the edited one lies in {low}-{high}"
     on_disk = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     if not any(c == code for c in _codes(on_disk) if c.co_name == code.co_name):
         return "the loaded code differs from the file on disk (stale bytecode?)"
@@ -197,7 +216,9 @@ def code_fault(code: CodeType, path: Path, lines: tuple[int, int] | None, names:
 
 
 def mentioned(code: CodeType) -> set[str]:
-    """Every name that a code object and those inside it use: globals, attributes, locals, closures, keyword names."""
+    """Every name that a code object and those inside it use: globals, attributes, locals, closures, keyword
+    names.
+    """
     names: set[str] = set()
     for inner in _codes(code):
         names |= {*inner.co_names, *inner.co_varnames, *inner.co_freevars, *inner.co_cellvars}
@@ -218,13 +239,22 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def nested_code(code: CodeType, name: str, lines: tuple[int, int] | None) -> CodeType | None:
     """The code of a function defined inside another."""
-    return next((c for c in _codes(code) if c.co_name == name and (not lines or lines[0] <= c.co_firstlineno <= lines[1])), None)
+    return next(
+        (
+            c
+            for c in _codes(code)
+            if c.co_name == name and (not lines or lines[0] <= c.co_firstlineno <= lines[1])
+        ),
+        None,
+    )
 
 
 def resolve(module: ModuleType, symbol: str) -> tuple[str, Any]:
-    """(``attribute`` or ``nested``, object): the attribute, not its value; for a nested function the outermost function.
+    """(``attribute`` or ``nested``, object): the attribute, not its value; for a nested function the
+    outermost function.
 
-    AttributeError where a part does not exist. ``#n`` is left out: the definition in force is what is asked for.
+    AttributeError where a part does not exist. ``#n`` is left out: the definition in force is what is asked
+    for.
     """
     parts = [p.partition("#")[0] for p in symbol.replace(".<locals>", "").split(".")]
     if parts[-1] in ("setter", "getter", "deleter"):
@@ -241,15 +271,27 @@ def resolve(module: ModuleType, symbol: str) -> tuple[str, Any]:
 
 
 def innermost(value: Any, symbol: str) -> Any:
-    """The plain function inside properties, static and class methods, partials, JIT wrappers and decorators."""
+    """The plain function inside properties, static and class methods, partials, JIT wrappers and
+    decorators.
+    """
     for _ in range(20):
         if isinstance(value, property):
-            value = value.fset if symbol.endswith(".setter") else value.fdel if symbol.endswith(".deleter") else value.fget
+            value = (
+                value.fset
+                if symbol.endswith(".setter")
+                else value.fdel
+                if symbol.endswith(".deleter")
+                else value.fget
+            )
         elif isinstance(value, staticmethod | classmethod):
             value = value.__func__
         elif isinstance(value, functools.cached_property | functools.partial):
             value = value.func
-        elif not inspect.isfunction(value) and not isinstance(value, type) and inspect.isfunction(getattr(value, "fn", None)):
+        elif (
+            not inspect.isfunction(value)
+            and not isinstance(value, type)
+            and inspect.isfunction(getattr(value, "fn", None))
+        ):
             value = value.fn
         elif getattr(value, "__wrapped__", None) is not None and not isinstance(value, type):
             value = inspect.unwrap(value)
@@ -272,20 +314,26 @@ def _graft_fault(module: ModuleType, path: Path, symbol: str, function: Any) -> 
         for target in node.targets:
             if not isinstance(target, ast.Attribute):
                 continue
-            owner = eval(compile(ast.Expression(target.value), str(path), "eval"), vars(module))  # the module's own expression
+            owner = eval(
+                compile(ast.Expression(target.value), str(path), "eval"), vars(module)
+            )  # the module's own expression
             now = innermost(inspect.getattr_static(owner, target.attr), symbol)
-            if written == symbol and getattr(now, "__code__", None) is not getattr(function, "__code__", None):
+            if written == symbol and getattr(now, "__code__", None) is not getattr(
+                function, "__code__", None
+            ):
                 return f"{ast.unparse(target)} is not this function any more"
             if written == top != symbol and now is not getattr(module, top):
                 return f"{ast.unparse(target)} is not this class any more"
     return ""
 
 
-def run(proof: Proof, *, standin: bool, platform: Callable[[], None] = load_platform) -> tuple[State, list[Result]]:
+def run(
+    proof: Proof, *, standin: bool, platform: Callable[[], None] = load_platform
+) -> tuple[State, list[Result]]:
     """The whole proof. standin: stand-in modules are loaded in place of torch_npu.
 
-    Overall ``failed`` where anything failed, ``deferred`` where the platform does not load here (a device base without a
-    driver), ``proved`` otherwise, even where single modules were deferred: those are listed.
+    Overall ``failed`` where anything failed, ``deferred`` where the platform does not load here (a device
+    base without a driver), ``proved`` otherwise, even where single modules were deferred: those are listed.
     """
     results = check_files(proof)
     if any(r.state == "failed" for r in results):
@@ -304,7 +352,9 @@ def run(proof: Proof, *, standin: bool, platform: Callable[[], None] = load_plat
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m strata.serving.verify [--json]`` in the base's Python: exit 0 proved, 3 deferred, 1 failed."""
+    """``python -m strata.serving.verify [--json]`` in the base's Python: exit 0 proved, 3 deferred, 1
+    failed.
+    """
     try:
         state, results = run(load(), standin="--standin" in arguments)
     except StrataError as error:
@@ -314,7 +364,11 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return 1
     if "--json" in arguments:
-        print(json.dumps({"live": "passed" if state == "proved" else state, "results": [asdict(r) for r in results]}))
+        print(
+            json.dumps(
+                {"live": "passed" if state == "proved" else state, "results": [asdict(r) for r in results]}
+            )
+        )
     else:
         print(report(state, results))
     return {"proved": 0, "deferred": 3, "failed": 1}[state]
