@@ -533,7 +533,7 @@ class _Head:
         for k, text in enumerate(texts):
             if text == "=" and "operator" not in texts[max(0, k - 2) : k]:
                 return None
-            if text != "(" or k == 0 or texts[k - 1] in _ATTRIBUTES:
+            if text != "(" or k == 0 or texts[k - 1] in _ATTRIBUTES or flat[k] not in doc.pairs:
                 continue
             if texts[k - 1] == "operator" and texts[k + 1 : k + 2] == ["("]:
                 continue  # operator()(…): the parameters come next

@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from strata.composition import Keyed, Piece, compose, text_of
 from strata.model import Edit
@@ -570,6 +570,7 @@ TEXT = st.lists(PIECE, max_size=12).map(" ".join)
     TEXT.filter(str.strip),
     st.booleans(),
 )
+@example("x.cpp", "<{", "f( { }", "replace", "f(", True)  # a head whose parenthesis nothing closes
 @settings(max_examples=400)
 def test_any_edit_of_any_text_lands_inside_it_or_is_a_fault(
     file: str, source: str, find: str, verb: str, text: str, itself: bool
