@@ -7,12 +7,13 @@ import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from docker.models.images import Image
 
 from strata import __version__, host
+from strata.bake import dockerfile_with_environment
 from strata.base import (
     build_cpu_base,
     image_trees,
@@ -369,7 +370,9 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     sources, inputs = judged.counts
     say(f"building {known.tuned_tag}: {len(series.ids)} patches, {sources} source files, {inputs} build inputs")
     labels = labels_for(known, image, series, root, operators=judged.needed.operators)
-    tuned_build(known, root, local, wheels, context, request.without, labels).run(say)
+    tuned = tuned_build(known, root, local, wheels, context, request.without, labels)
+    dockerfile = dockerfile_with_environment(tuned.dockerfile, engine, image, root, work_directory(root) / "build")
+    replace(tuned, dockerfile=dockerfile).run(say)
     write_environment(root / ".env", known)
     return known
 

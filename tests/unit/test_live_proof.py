@@ -215,7 +215,7 @@ def test_a_module_loaded_from_elsewhere(load: Callable[..., ModuleType], tmp_pat
 
 def test_a_graft_that_another_took_over(load: Callable[..., ModuleType]) -> None:
     target = load("class Owner:\n    pass\n", "strata_proof_target")
-    text = "import strata_proof_target as t\ndef grafted(self):\n    return hook(self)\nt.Owner.run = grafted\n"
+    text = "import strata_proof_target as t\ndef grafted(self):\n  return hook(self)\nt.Owner.run = grafted\n"
     module = load(text, "patch.strata_proof_graft")
     path = Path(str(module.__file__))
     entry = proof(module, "grafted", ("hook",))

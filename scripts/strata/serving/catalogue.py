@@ -79,7 +79,7 @@ def as_yaml(entry: Catalogue) -> str:
         "environment": list(entry.environment),
     }
     head = (
-        "# What this release's parser and sources accept. Written by `strata preset catalogue` in its image;\n"
+        "# What this release's parser and sources take. Written by `strata preset catalogue` in its image;\n"
         "# do not edit: tests/image/test_serving_parse.py compares it with the installed release.\n"
     )
     return head + yaml.safe_dump(data, sort_keys=False, width=118, default_flow_style=None)

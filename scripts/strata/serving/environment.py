@@ -57,10 +57,15 @@ def effective(environment: Mapping[str, str], script: Path = SCRIPT) -> dict[str
         result.pop(name, None)
         if name in environment:
             result[name] = environment[name]
-    for name in _PATH_LISTS:
-        if name in result:
-            result[name] = ":".join(dict.fromkeys(p for p in result[name].split(":") if p))
-    return result
+    return tidy(result)
+
+
+def tidy(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with each entry of a path list kept once, the first."""
+    return {
+        name: ":".join(dict.fromkeys(p for p in value.split(":") if p)) if name in _PATH_LISTS else value
+        for name, value in environment.items()
+    }
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
