@@ -13,6 +13,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 STRATA := .venv/bin/strata
 PYTEST := .venv/bin/python -m pytest
+IMAGE = strata:$(VERSION)-cpu
 TREES = $(CURDIR)/.strata/trees/$(VERSION)
 IMAGE_ARGUMENTS = --version '$(VERSION)' $(if $(BASE),--base '$(BASE)') $(if $(WITHOUT),--without '$(WITHOUT)') \
 	$(if $(OFFLINE),--offline) $(if $(PLAN),--plan) $(if $(FORCE),--force)
@@ -55,8 +56,25 @@ test-fast: venv ## unit tests without trees, engine or network
 	$(PYTEST) -m 'not sources and not engine and not slow'
 
 test: image sources ## everything: unit tests, patches in the image, upstream's unit tests, image, compose
+	@$(MAKE) --no-print-directory --keep-going test-unit test-patches test-upstream test-image test-compose
+
+.PHONY: test-unit test-patches test-upstream test-image test-compose
+test-unit: sources ## unit tests, those on the release's real sources included
 	STRATA_TREES='$(TREES)' $(PYTEST) tests/unit
-	STRATA_TREES='$(TREES)' $(PYTEST) tests/image
+
+test-patches: venv ## the patches against upstream's functions, inside the tuned image
+	docker run --rm --init --network none --entrypoint python -e PYTHONPATH=/opt/base/stubs \
+		-e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -v '$(CURDIR)/tests/patches:/tests/patches:ro' \
+		'$(IMAGE)' -m pytest -q -p no:cacheprovider /tests/patches
+
+test-upstream: venv ## vllm-ascend's own CPU unit tests in the base and in the tuned image, compared test by test
+	STRATA_VERSION='$(VERSION)' $(PYTEST) -s tests/upstream
+
+test-image: venv ## the finished image: layout, labels, arguments, make image's own promises
+	STRATA_VERSION='$(VERSION)' STRATA_IMAGE='$(IMAGE)' $(PYTEST) tests/image
+
+test-compose: venv ## each profile comes up, answers, and goes down
+	STRATA_VERSION='$(VERSION)' $(PYTEST) tests/compose
 
 wheelhouse: bootstrap ## everything that `make image OFFLINE=1` needs, below .strata
 	@$(STRATA) image wheelhouse --version '$(VERSION)' $(if $(BASE),--base '$(BASE)')
