@@ -253,7 +253,7 @@ def test_what_cannot_serve_here_says_so(variables: dict[str, str], code: str) ->
 
 
 def test_run_exec_and_shells_see_one_environment(project: Project) -> None:
-    """docker run, docker exec of a shell, and a login shell: the same CANN and ATB paths."""
+    """docker run, docker exec with and without a shell: the same CANN and ATB paths."""
     wanted = ("ASCEND_HOME_PATH", "ATB_HOME_PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PATH")
     show = f"import os; print({{k: os.environ.get(k) for k in {wanted!r}}})"
     by_run = run("python3", "-c", show).stdout.strip().splitlines()[-1]
@@ -272,6 +272,8 @@ def test_run_exec_and_shells_see_one_environment(project: Project) -> None:
             .splitlines()[-1]
             for how, command in {
                 "bash -c": ["bash", "-c", f'python3 -c "{show}"'],
+                "sh -c": ["sh", "-c", f'python3 -c "{show}"'],
+                "no shell": ["python3", "-c", show],
                 "strata entrypoint": ["strata", "entrypoint", "python3", "-c", show],
             }.items()
         }
