@@ -7,9 +7,10 @@
 #   scripts/bootstrap.sh mmdebstrap   the tool that makes the cpu base's root filesystem
 #   scripts/bootstrap.sh mirror SUITE print this machine's Debian mirrors: suite <tab> URI <tab> keyring
 #
-# As root on Debian, missing pieces come from Debian's packages: the engine from Debian 13, whose packages run on Debian 12.
-# That suite is pinned low, so that only the engine and what it depends on comes from it (libc among it, at this time).
-# Anywhere else: one error that says what to install. pip and apt are used as the caller has configured them.
+# As root on Debian, missing pieces come from Debian's packages: the engine from Debian 13, whose packages run on
+# Debian 12. That suite is pinned low, so that only the engine and what it depends on comes from it (libc among it, at
+# this time). Anywhere else: one error that says what to install. pip and apt are used as the caller has configured
+# them; with OFFLINE=1 the venv comes from .strata/wheelhouse.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -144,12 +145,18 @@ venv() {
     fi
     say "setting up Strata in .venv (once)"
     [ -x "$ROOT/.venv/bin/python" ] || "$python" -m venv "$ROOT/.venv"
-    "$ROOT/.venv/bin/python" -m pip --disable-pip-version-check --quiet install -r "$ROOT/requirements.lock" \
+    local from=()
+    if [ -n "${OFFLINE:-}" ]; then
+        from=(--no-index "--find-links=$ROOT/.strata/wheelhouse/strata-$("$ROOT/.venv/bin/python" -c '
+import platform, sys
+print("cp%d%d-%s" % (*sys.version_info[:2], platform.machine()))')")
+    fi
+    "$ROOT/.venv/bin/python" -m pip --disable-pip-version-check --quiet install "${from[@]}" -r "$ROOT/requirements.lock" \
         2> >(grep -v '^WARNING: Location' >&2) &&
         "$ROOT/.venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation \
             --no-index -e "$ROOT" ||
         fail E-PIP "pip could not install Strata's dependencies" "" \
-            "check the network and pip's configuration (pip config list), then run the same command again"
+            "check the network and pip's configuration (pip config list); offline: make wheelhouse on a host with a network"
     printf '%s' "$wanted" >"$stamp"
 }
 
