@@ -1,4 +1,5 @@
-"""Bases as images: the cpu base built, any base verified, its source trees copied out, a device base pinned."""
+"""Bases as images: the cpu base built, any base verified, its source trees copied out, a device base pinned.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ _SPACE = 6_000_000_000
 
 @dataclass(frozen=True)
 class Wheels:
-    """What one venv of the cpu base is installed from. The two disagree about versions, so each has its directory."""
+    """What one venv of the cpu base is installed from. The two disagree about versions, so each has its
+    directory.
+    """
 
     directory: Path
     files: tuple[Path, ...]
@@ -63,15 +66,20 @@ def wheels_wanted(known: KnownBase, root: Path, architecture: host.Architecture)
 
 
 def fetch_base_wheels(wanted: Sequence[Wheels], say: Say, *, offline: bool) -> None:
-    """All wheels of the cpu base. E-TORCH-CUDA, before any download, where pip offers no CPU build of torch."""
+    """All wheels of the cpu base. E-TORCH-CUDA, before any download, where pip offers no CPU build of torch.
+    """
     for wheels in wanted:
         if wheels.complete:
             continue
         if offline:
             raise StrataError(
-                Finding("E-OFFLINE", "the wheelhouse lacks the cpu base's wheels", where=str(wheels.directory),
-                        hint="make wheelhouse (with a network), then carry .strata/wheelhouse here")
-            )  # fmt: skip
+                Finding(
+                    "E-OFFLINE",
+                    "the wheelhouse lacks the cpu base's wheels",
+                    where=str(wheels.directory),
+                    hint="make wheelhouse (with a network), then carry .strata/wheelhouse here",
+                )
+            )
         for pin in wheels.pins:
             if pin.startswith("torch=="):
                 require_cpu_build(resolve(pin, wheels.target))
@@ -93,8 +101,9 @@ def recipe(known: KnownBase, root: Path, architecture: host.Architecture) -> str
     return total.hexdigest()
 
 
-def build_cpu_base(known: KnownBase, root: Path, engine: Engine, say: Say, *, offline: bool = False,
-                   force: bool = False) -> Image:  # fmt: skip
+def build_cpu_base(
+    known: KnownBase, root: Path, engine: Engine, say: Say, *, offline: bool = False, force: bool = False
+) -> Image:
     """The cpu base's image; built where it is missing or its recipe changed."""
     architecture = host.architecture()
     wanted = recipe(known, root, architecture)
@@ -111,21 +120,28 @@ def build_cpu_base(known: KnownBase, root: Path, engine: Engine, say: Say, *, of
     system = rootfs.ensure(known, root, architecture, engine, say, offline=offline)
     directory = root / "images" / "cpu"
     Build(
-        context=directory, dockerfile=directory / "Dockerfile", tag=known.image,
+        context=directory,
+        dockerfile=directory / "Dockerfile",
+        tag=known.image,
         contexts={
-            "rootfs": f"docker-image://{system}", "trees": str(trees),
-            "wheels": str(wheels.directory), "serving-wheels": str(serving.directory),
+            "rootfs": f"docker-image://{system}",
+            "trees": str(trees),
+            "wheels": str(wheels.directory),
+            "serving-wheels": str(serving.directory),
         },
         arguments={
-            "TORCH": wheels.pins[0].partition("==")[2], "TORCHVISION": wheels.pins[1].partition("==")[2],
-            "VERSION": known.version, "SOC_VERSION": known.base.soc,
+            "TORCH": wheels.pins[0].partition("==")[2],
+            "TORCHVISION": wheels.pins[1].partition("==")[2],
+            "VERSION": known.version,
+            "SOC_VERSION": known.base.soc,
         },
         labels={
-            RECIPE_LABEL: wanted, "ai.strata.base.name": known.full_name,
+            RECIPE_LABEL: wanted,
+            "ai.strata.base.name": known.full_name,
             "org.opencontainers.image.title": f"Strata base {known.full_name}",
             "org.opencontainers.image.description": known.base.title,
         },
-    ).run(say)  # fmt: skip
+    ).run(say)
     image = engine.image(known.image)
     assert image is not None
     return image
@@ -135,7 +151,9 @@ def build_cpu_base(known: KnownBase, root: Path, engine: Engine, say: Say, *, of
 
 
 def root_hash(image: Image) -> str:
-    """``sha256:<hex>`` over the diff-ids of the image's root filesystem: the same for a pulled and a loaded copy."""
+    """``sha256:<hex>`` over the diff-ids of the image's root filesystem: the same for a pulled and a loaded
+    copy.
+    """
     layers = image.attrs["RootFS"]["Layers"]
     return "sha256:" + hashlib.sha256("\n".join(layers).encode()).hexdigest()
 
@@ -148,8 +166,8 @@ def manifest_digests(image: Image) -> set[str]:
 def image_trees(engine: Engine, image: Image, root: Path, say: Say) -> Path:
     """The image's two source trees below ``.strata/trees/images/<image id>``, copied out once for each image.
 
-    Only sources (strata.fingerprint.is_tree_source), no bytecode and build outputs. E-TREE where the image has no such
-    trees.
+    Only sources (strata.fingerprint.is_tree_source), no bytecode and build outputs. E-TREE where the image
+    has no such trees.
     """
     assert image.id is not None
     destination = work_directory(root) / "trees" / "images" / image.id.partition(":")[2][:16]
@@ -167,10 +185,15 @@ def image_trees(engine: Engine, image: Image, root: Path, say: Say) -> Path:
                 stream, _ = container.get_archive(f"{WORKSPACE}/{tree}", chunk_size=1 << 20)
             except NotFound as error:
                 raise StrataError(
-                    Finding("E-TREE", f"the image has no {tree} source tree", where=", ".join(image.tags) or image.id,
-                            expected=f"{WORKSPACE}/{tree}", found="no such directory",
-                            hint="take a vllm-ascend image, or one built by `strata base build`")
-                ) from error  # fmt: skip
+                    Finding(
+                        "E-TREE",
+                        f"the image has no {tree} source tree",
+                        where=", ".join(image.tags) or image.id,
+                        expected=f"{WORKSPACE}/{tree}",
+                        found="no such directory",
+                        hint="take a vllm-ascend image, or one built by `strata base build`",
+                    )
+                ) from error
             with tarfile.open(fileobj=io.BufferedReader(_Chunks(iter(stream)), 1 << 20), mode="r|") as tar:
                 _extract_sources(tar, tree, made)
         made.rename(destination)
@@ -208,7 +231,9 @@ class _Chunks(io.RawIOBase):
 
 
 def python_of(engine: Engine, image: Image, root: Path) -> str:
-    """The image's Python as ``3.12``, asked of the image itself once and kept beside its trees. E-PYTHON without one."""
+    """The image's Python as ``3.12``, asked of the image itself once and kept beside its trees. E-PYTHON
+    without one.
+    """
     assert image.id is not None
     kept = work_directory(root) / "trees" / "images" / (image.id.partition(":")[2][:16] + ".python")
     if not kept.is_file():
@@ -219,9 +244,13 @@ def python_of(engine: Engine, image: Image, root: Path) -> str:
             )
         except (ContainerError, APIError) as error:
             raise StrataError(
-                Finding("E-PYTHON", "the base has no python3 that runs", where=", ".join(image.tags) or image.id,
-                        found=str(getattr(error, "explanation", None) or error)[-200:])
-            ) from error  # fmt: skip
+                Finding(
+                    "E-PYTHON",
+                    "the base has no python3 that runs",
+                    where=", ".join(image.tags) or image.id,
+                    found=str(getattr(error, "explanation", None) or error)[-200:],
+                )
+            ) from error
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(bytes(answer).decode().strip())
     return kept.read_text()
@@ -232,9 +261,11 @@ def tree_hashes(trees: Path) -> dict[str, str]:
 
 
 def verify(known: KnownBase, image: Image, trees: dict[str, str]) -> list[Finding]:
-    """What differs from what ``images/bases.yaml`` records of this base; empty where nothing does, or nothing is recorded.
+    """What differs from what ``images/bases.yaml`` records of this base; empty where nothing does, or nothing
+    is recorded.
 
-    A manifest digest is compared where the image has one (it was pulled); the root filesystem and the trees always.
+    A manifest digest is compared where the image has one (it was pulled); the root filesystem and the trees
+    always.
     """
     where = ", ".join(image.tags) or str(image.id)
     findings: list[Finding] = []
@@ -252,9 +283,13 @@ def verify(known: KnownBase, image: Image, trees: dict[str, str]) -> list[Findin
 
 def _differs(what: str, where: str, expected: str, found: str) -> Finding:
     return Finding(
-        "E-BASE-CHANGED", f"the base's {what} is not the recorded one", where=where, expected=expected, found=found,
-        hint="take the base again; if you mean this one: make image FORCE=1, or record it with `strata base pin`",
-    )  # fmt: skip
+        "E-BASE-CHANGED",
+        f"the base's {what} is not the recorded one",
+        where=where,
+        expected=expected,
+        found=found,
+        hint="take the base again; if you mean this one: make image FORCE=1, or `strata base pin`",
+    )
 
 
 # --- pinning
@@ -263,7 +298,8 @@ def _differs(what: str, where: str, expected: str, found: str) -> Finding:
 def pin(known: KnownBase, image: Image, trees: dict[str, str], root: Path) -> dict[str, str]:
     """Record the image's identity in ``images/bases.yaml`` and return what was written (key -> value).
 
-    The file's comments stay: only the three lines of this base change. E-PIN where they aren't there as expected.
+    The file's comments stay: only the three lines of this base change. E-PIN where they aren't there as
+    expected.
     """
     digests = sorted(manifest_digests(image))
     values = {
@@ -283,19 +319,29 @@ def pin(known: KnownBase, image: Image, trees: dict[str, str], root: Path) -> di
 def set_pin(text: str, version: str, name: str, values: dict[str, str]) -> str:
     """``images/bases.yaml`` with the one-line values of a base replaced."""
     block = re.search(
-        rf'^  "?{re.escape(version)}"?:\n(?:(?:    .*|\s*)\n)*?      {re.escape(name)}:\n((?:        .*\n)+)', text, re.M
+        rf'^  "?{re.escape(version)}"?:\n(?:(?:    .*|\s*)\n)*?      {re.escape(name)}:\n((?:        .*\n)+)',
+        text,
+        re.M,
     )
     if block is None:
-        raise StrataError(Finding("E-PIN", f"cannot find {version} / {name} in the file", where="images/bases.yaml"))
+        raise StrataError(
+            Finding("E-PIN", f"cannot find {version} / {name} in the file", where="images/bases.yaml")
+        )
     body = block[1]
     for key, value in values.items():
         body, count = re.subn(rf"^        {key}: .*$", f"        {key}: {value}", body, flags=re.M)
         if count != 1:
             raise StrataError(
-                Finding("E-PIN", f"no line for {key!r}", where=f"images/bases.yaml: {version} / {name}",
-                        expected=f"        {key}: null", hint="add the line to that base", found=f"{count} such lines"),
+                Finding(
+                    "E-PIN",
+                    f"no line for {key!r}",
+                    where=f"images/bases.yaml: {version} / {name}",
+                    expected=f"        {key}: null",
+                    hint="add the line to that base",
+                    found=f"{count} such lines",
+                ),
                 EXIT_NEEDS_PERSON,
-            )  # fmt: skip
+            )
     return text[: block.start(1)] + body + text[block.end(1) :]
 
 
@@ -304,5 +350,3 @@ def remove_tree_cache(root: Path, image_id: str) -> None:
     path = work_directory(root) / "trees" / "images" / image_id.partition(":")[2][:16]
     if path.is_dir():
         shutil.rmtree(path)
-
-

@@ -43,7 +43,8 @@ class ArchitecturePackages(Strict):
 
 
 class Packages(Strict):
-    """What the embedded base is made of: a Debian suite, and files (from the repository's root) that list packages.
+    """What the embedded base is made of: a Debian suite, and files (from the repository's root) that list
+    packages.
 
     root: Debian packages of the root filesystem; wheels, serving: requirement files of the two venvs.
     """
@@ -132,10 +133,14 @@ def find_release(bases: BasesFile, version: str) -> Release:
     if release is None:
         guess = near(version, bases.releases)
         raise StrataError(
-            Finding("E-VERSION", f"no release {version!r}", expected="one of " + ", ".join(bases.releases),
-                    found=version,
-                    hint=f"VERSION={guess or next(iter(bases.releases))}, or add it to images/bases.yaml")
-        )  # fmt: skip
+            Finding(
+                "E-VERSION",
+                f"no release {version!r}",
+                expected="one of " + ", ".join(bases.releases),
+                found=version,
+                hint=f"VERSION={guess or next(iter(bases.releases))}, or add it to images/bases.yaml",
+            )
+        )
     return release
 
 
@@ -148,9 +153,14 @@ def find_base(bases: BasesFile, version: str, name: str) -> KnownBase:
         guess = near(name, release.bases)
         known = "\n".join(f"{n}: {b.title}" for n, b in release.bases.items())
         raise StrataError(
-            Finding("E-BASE", f"no base {name!r} for {version}", expected=known, found=name,
-                    hint=f"BASE={guess}" if guess else "BASE=<one of these, an image reference, or an archive>")
-        )  # fmt: skip
+            Finding(
+                "E-BASE",
+                f"no base {name!r} for {version}",
+                expected=known,
+                found=name,
+                hint=f"BASE={guess}" if guess else "BASE=<one of these, an image reference, or an archive>",
+            )
+        )
     return KnownBase(version=version, name=name, base=base, release=release)
 
 
@@ -160,8 +170,8 @@ _REFERENCE = re.compile(r"^[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]
 def kind_of_request(bases: BasesFile, version: str, request: str) -> Literal["known", "archive", "reference"]:
     """What a ``BASE=`` value is: a known name, an image archive on disk, or an image reference.
 
-    A bare word (no ``/``, ``:`` or file) that names no base is E-BASE rather than a reference: it's a slip of the
-    keyboard far more often.
+    A bare word (no ``/``, ``:`` or file) that names no base is E-BASE rather than a reference: it's a slip of
+    the keyboard far more often.
     """
     if request in find_release(bases, version).bases:
         return "known"
@@ -170,9 +180,14 @@ def kind_of_request(bases: BasesFile, version: str, request: str) -> Literal["kn
         return "archive"
     if request.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst")) or request.startswith((".", "~", "/")):
         raise StrataError(
-            Finding("E-BASE", "the image archive does not exist", where=request,
-                    expected="a file made by `docker save`", found="no such file")
-        )  # fmt: skip
+            Finding(
+                "E-BASE",
+                "the image archive does not exist",
+                where=request,
+                expected="a file made by `docker save`",
+                found="no such file",
+            )
+        )
     if not re.search(r"[:/]", request) or not _REFERENCE.match(request):
         find_base(bases, version, request)
     return "reference"

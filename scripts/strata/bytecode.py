@@ -1,6 +1,7 @@
 """Bytecode for what ``strata apply --out`` wrote, and the plan that the finished image is held to.
 
-``python -m strata.bytecode OUT`` runs in the edits stage with the base's Python and the standard library. It adds a
+``python -m strata.bytecode OUT`` runs in the edits stage with the base's Python and the standard library. It
+adds a
 ``.pyc`` beside every Python file below ``OUT/source`` and writes ``OUT/plan.json``.
 """
 
@@ -21,19 +22,24 @@ PARTS = ("source", "csrc")
 def compile_file(path: Path, final: str) -> str:
     """Compile ``path``, which the image will have at ``final``; the path of the bytecode in the image.
 
-    The bytecode is bound to a hash of its source, not to times: a layer's times are not reliable, the same source gives
-    the same bytes (so that the build's cache holds), and an edit in a running container still counts. Code objects carry
+    The bytecode is bound to a hash of its source, not to times: a layer's times are not reliable, the same
+    source gives the same bytes (so that the build's cache holds), and an edit in a running container still
+    counts. Code objects carry
     ``final`` as their file. Raises py_compile.PyCompileError.
     """
     py_compile.compile(
-        str(path), cfile=importlib.util.cache_from_source(str(path)), dfile=final, doraise=True,
+        str(path),
+        cfile=importlib.util.cache_from_source(str(path)),
+        dfile=final,
+        doraise=True,
         invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH,
-    )  # fmt: skip
+    )
     return importlib.util.cache_from_source(final)
 
 
 def make_plan(out: Path) -> dict[str, Any]:
-    """Add bytecode and describe every file by its path in the image: sha256, and its bytecode's path or None."""
+    """Add bytecode and describe every file by its path in the image: sha256, and its bytecode's path or None.
+    """
     files: dict[str, dict[str, str | None]] = {}
     for part in PARTS:
         root = out / part
@@ -53,11 +59,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         plan = make_plan(out)
     except py_compile.PyCompileError as error:
-        print(f"E-COMPILE: a patched file does not compile with this base's Python\n  {error.msg}", file=sys.stderr)
+        print(
+            f"E-COMPILE: a patched file does not compile with this base's Python\n  {error.msg}",
+            file=sys.stderr,
+        )
         return 2
     (out / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     (out / "csrc" / "vllm-ascend").mkdir(exist_ok=True)
-    print(f"{len(plan['files'])} files, {sum(bool(f['bytecode']) for f in plan['files'].values())} with bytecode")
+    compiled = sum(bool(f["bytecode"]) for f in plan["files"].values())
+    print(f"{len(plan['files'])} files, {compiled} with bytecode")
     return 0
 
 

@@ -22,12 +22,14 @@ class Choice:
     why: str
 
 
-def choose(bases: BasesFile, version: str, request: str | None, npus: Sequence[str], generation: str | None) -> Choice:
+def choose(
+    bases: BasesFile, version: str, request: str | None, npus: Sequence[str], generation: str | None
+) -> Choice:
     """The base for ``BASE=request`` (None: what the host suggests).
 
-    npus: the host's NPU device nodes; generation: ``a2`` or ``a3`` where the host's NPUs could be told. A reference or
-    an archive whose base cannot be told by its name is decided later, by the image (:func:`identify`); until then it
-    stands for the first device base. E-VERSION, E-BASE.
+    npus: the host's NPU device nodes; generation: ``a2`` or ``a3`` where the host's NPUs could be told. A
+    reference or an archive whose base cannot be told by its name is decided later, by the image
+    (:func:`identify`); until then it stands for the first device base. E-VERSION, E-BASE.
     """
     release = find_release(bases, version)
     if request is None:
@@ -37,10 +39,14 @@ def choose(bases: BasesFile, version: str, request: str | None, npus: Sequence[s
         if generation is None or generation not in release.bases:
             devices = [n for n, b in release.bases.items() if b.kind == "device"]
             raise StrataError(
-                Finding("E-BASE", "this host has NPUs, and their generation cannot be told", found=", ".join(npus[:4]),
-                        expected="\n".join(f"{n}: {release.bases[n].title}" for n in devices),
-                        hint=f"say which: make image BASE={devices[-1] if devices else 'cpu'}")
-            )  # fmt: skip
+                Finding(
+                    "E-BASE",
+                    "this host has NPUs, and their generation cannot be told",
+                    found=", ".join(npus[:4]),
+                    expected="\n".join(f"{n}: {release.bases[n].title}" for n in devices),
+                    hint=f"say which: make image BASE={devices[-1] if devices else 'cpu'}",
+                )
+            )
         known = find_base(bases, version, generation)
         return Choice(known, "known", known.image, f"{len(npus)} NPUs on this host ({known.base.title})")
     how = kind_of_request(bases, version, request)
@@ -52,8 +58,12 @@ def choose(bases: BasesFile, version: str, request: str | None, npus: Sequence[s
     return Choice(find_base(bases, version, name), how, request, "asked for")
 
 
-def identify(bases: BasesFile, version: str, labels: dict[str, str], environment: Sequence[str], source: str) -> KnownBase:
-    """The base that an image of unknown name is: by Strata's label, by its SOC_VERSION, by its tag. E-BASE otherwise."""
+def identify(
+    bases: BasesFile, version: str, labels: dict[str, str], environment: Sequence[str], source: str
+) -> KnownBase:
+    """The base that an image of unknown name is: by Strata's label, by its SOC_VERSION, by its tag. E-BASE
+    otherwise.
+    """
     release = find_release(bases, version)
     label = labels.get("ai.strata.base.name", "")
     soc = next((e.partition("=")[2] for e in environment if e.startswith("SOC_VERSION=")), "")
@@ -68,8 +78,12 @@ def identify(bases: BasesFile, version: str, labels: dict[str, str], environment
     if guess and not soc:
         return find_base(bases, version, guess)
     raise StrataError(
-        Finding("E-BASE", "cannot tell which base this image is", where=source,
-                expected="SOC_VERSION of " + ", ".join(f"{n} ({b.soc})" for n, b in release.bases.items()),
-                found=f"SOC_VERSION={soc}" if soc else "no SOC_VERSION in the image's environment",
-                hint="add the base to images/bases.yaml, or tag the image like a known one (…:v0.23.0-a3)")
-    )  # fmt: skip
+        Finding(
+            "E-BASE",
+            "cannot tell which base this image is",
+            where=source,
+            expected="SOC_VERSION of " + ", ".join(f"{n} ({b.soc})" for n, b in release.bases.items()),
+            found=f"SOC_VERSION={soc}" if soc else "no SOC_VERSION in the image's environment",
+            hint="add the base to images/bases.yaml, or tag the image like a known one (…:v0.23.0-a3)",
+        )
+    )

@@ -33,10 +33,14 @@ class Engine:
             self.client.ping()
         except docker.errors.DockerException as error:
             raise StrataError(
-                Finding("E-ENGINE", "no Docker engine answers", found=_last_line(str(error)),
-                        hint="scripts/bootstrap.sh engine sets one up on Debian as root; elsewhere install and "
-                        "start Docker Engine 26 or newer, and join its group")
-            ) from error  # fmt: skip
+                Finding(
+                    "E-ENGINE",
+                    "no Docker engine answers",
+                    found=_last_line(str(error)),
+                    hint="scripts/bootstrap.sh engine sets one up on Debian as root; elsewhere install and "
+                    "start Docker Engine 26 or newer, and join its group",
+                )
+            ) from error
 
     def require_space(self, needed: int, purpose: str) -> None:
         """E-SPACE where the engine's disk (if it is this host's) has less than ``needed`` bytes free."""
@@ -56,13 +60,18 @@ class Engine:
         found = host.DOCKER_ARCHITECTURES.get(image.attrs["Architecture"], image.attrs["Architecture"])
         if found != host.architecture():
             raise StrataError(
-                Finding("E-ARCH", f"{what} is for another architecture than this host",
-                        expected=host.architecture(), found=found,
-                        hint="build on a host of that architecture; nothing is emulated")
-            )  # fmt: skip
+                Finding(
+                    "E-ARCH",
+                    f"{what} is for another architecture than this host",
+                    expected=host.architecture(),
+                    found=found,
+                    hint="build on a host of that architecture; nothing is emulated",
+                )
+            )
 
     def pull(self, reference: str, say: Say, seconds: int = 15) -> Image:
-        """Pull an image. E-REGISTRY where its registry does not answer the first request within ``seconds``."""
+        """Pull an image. E-REGISTRY where its registry does not answer the first request within ``seconds``.
+        """
         say(f"pulling {reference}")
         short = docker.from_env(timeout=seconds)
         try:
@@ -70,11 +79,15 @@ class Engine:
             short.images.get_registry_data(reference)
         except (docker.errors.APIError, OSError) as error:
             raise StrataError(
-                Finding("E-REGISTRY", "the base cannot be pulled: its registry does not answer, or lacks it",
-                        where=reference, found=_last_line(str(getattr(error, "explanation", None) or error)),
-                        hint="BASE=<reference on a mirror of yours>, or BASE=<archive made by docker save>; "
-                        "`make image BASE=cpu` needs no registry")
-            ) from error  # fmt: skip
+                Finding(
+                    "E-REGISTRY",
+                    "the base cannot be pulled: its registry does not answer, or lacks it",
+                    where=reference,
+                    found=_last_line(str(getattr(error, "explanation", None) or error)),
+                    hint="BASE=<reference on a mirror of yours>, or BASE=<archive made by docker save>; "
+                    "`make image BASE=cpu` needs no registry",
+                )
+            ) from error
         finally:
             short.close()
         python_on_whales.docker.pull(reference)
@@ -93,8 +106,8 @@ def _last_line(text: str) -> str:
 class Build:
     """Arguments of one image build.
 
-    context: directory of the Dockerfile's own context; contexts: named contexts (``docker-image://…`` or a path);
-    network: ``none`` for hermetic builds, else the engine's default.
+    context: directory of the Dockerfile's own context; contexts: named contexts (``docker-image://…`` or a
+    path); network: ``none`` for hermetic builds, else the engine's default.
     """
 
     context: Path
@@ -107,15 +120,25 @@ class Build:
     network: str | None = "none"
 
     def run(self, say: Say) -> None:
-        """Build with plain BuildKit, each stage's steps as progress lines. E-BUILD with the end of the log."""
+        """Build with plain BuildKit, each stage's steps as progress lines. E-BUILD with the end of the log.
+        """
         started = time.monotonic()
         lines: list[str] = []
         try:
             log = python_on_whales.docker.buildx.build(
-                self.context, file=self.dockerfile, tags=self.tag, build_contexts=dict(self.contexts),
-                build_args=dict(self.arguments), labels=dict(self.labels), target=self.target,
-                network=self.network, builder=_builder(), progress="plain", stream_logs=True, provenance=False,
-            )  # fmt: skip
+                self.context,
+                file=self.dockerfile,
+                tags=self.tag,
+                build_contexts=dict(self.contexts),
+                build_args=dict(self.arguments),
+                labels=dict(self.labels),
+                target=self.target,
+                network=self.network,
+                builder=_builder(),
+                progress="plain",
+                stream_logs=True,
+                provenance=False,
+            )
             assert log is not None and not isinstance(log, python_on_whales.Image)
             for line in log:
                 lines.append(line.rstrip())
@@ -135,15 +158,23 @@ def _builder() -> str:
 def build_failed(tag: str, lines: list[str], code: int) -> StrataError:
     """E-BUILD, or the finding that a step printed itself (``E-…: message`` and what follows it)."""
     output = [m[1] for line in lines if (m := _OUTPUT.match(line))]
-    start = next((n for n, line in enumerate(output) if re.match(r"^(E-[A-Z-]+|[A-Z]+(_[A-Z]+)*): ", line)), None)
+    start = next(
+        (n for n, line in enumerate(output) if re.match(r"^(E-[A-Z-]+|[A-Z]+(_[A-Z]+)*): ", line)), None
+    )
     if start is not None:
         code_text, _, message = output[start].partition(": ")
-        return StrataError(Finding(code_text, message, where=f"build of {tag}", details=tuple(output[start + 1 :])))
+        return StrataError(
+            Finding(code_text, message, where=f"build of {tag}", details=tuple(output[start + 1 :]))
+        )
     if any("no space left on device" in line for line in lines):
         return StrataError(
-            Finding("E-SPACE", "the disk filled up during the build", where=tag,
-                    hint="free some space (docker system df shows what images take), then run it again")
-        )  # fmt: skip
+            Finding(
+                "E-SPACE",
+                "the disk filled up during the build",
+                where=tag,
+                hint="free some space (docker system df shows what images take), then run it again",
+            )
+        )
     tail = output[-12:] or [line for line in lines if line.strip()][-12:]
     return StrataError(
         Finding("E-BUILD", f"the build of {tag} failed", found=f"exit code {code}", details=tuple(tail))

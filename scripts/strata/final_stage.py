@@ -1,4 +1,5 @@
-"""The last step of the tuned build: ``python final_stage.py``. Standard library only; runs with the base's Python.
+"""The last step of the tuned build: ``python final_stage.py``. Standard library only; runs with the base's
+Python.
 
 Proves that the image holds what was planned (hashes, bytecode) and writes ``/etc/strata/image.json``.
 """
@@ -18,7 +19,8 @@ _CHECKED_HASH = 0b11
 
 
 def static_faults(files: dict[str, dict[str, Any]], root: Path = Path("/")) -> list[str]:
-    """What is not as planned: one line for each file that is missing, differs, or whose bytecode is not its own.
+    """What is not as planned: one line for each file that is missing, differs, or whose bytecode is not its
+    own.
 
     files: by absolute path in the image, as edits_stage writes them; root: where the image's ``/`` is.
     """
@@ -46,7 +48,9 @@ def bytecode_fault(source: bytes, bytecode: Path, path: str) -> str | None:
     data = bytecode.read_bytes()
     if data[:4] != importlib.util.MAGIC_NUMBER:
         return f"{path}: the bytecode is another Python's"
-    if int.from_bytes(data[4:8], "little") != _CHECKED_HASH or data[8:16] != importlib.util.source_hash(source):
+    if int.from_bytes(data[4:8], "little") != _CHECKED_HASH or data[8:16] != importlib.util.source_hash(
+        source
+    ):
         return f"{path}: the bytecode is not this source's"
     if marshal.loads(data[16:]).co_filename != path:
         return f"{path}: the bytecode names another file"
@@ -81,9 +85,16 @@ def main(argv: list[str] | None = None) -> int:
     plan = json.loads(arguments.plan.read_text())
     faults = static_faults(plan["files"])
     if faults:
-        print("E-PROOF: the image does not hold what was planned", *(f"  {f}" for f in faults), sep="\n", file=sys.stderr)
+        print(
+            "E-PROOF: the image does not hold what was planned",
+            *(f"  {f}" for f in faults),
+            sep="\n",
+            file=sys.stderr,
+        )
         return 1
-    content = describe(json.loads(arguments.base_json.read_text()), plan, json.loads(arguments.operators.read_text()))
+    content = describe(
+        json.loads(arguments.base_json.read_text()), plan, json.loads(arguments.operators.read_text())
+    )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(content, indent=1) + "\n")
     print(f"static proof: {len(plan['files'])} files as planned")

@@ -10,8 +10,18 @@ from typing import Literal
 from strata.errors import Finding, StrataError
 
 Architecture = Literal["x86_64", "aarch64"]
-_MACHINES: dict[str, Architecture] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-DOCKER_ARCHITECTURES: dict[str, str] = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
+_MACHINES: dict[str, Architecture] = {
+    "x86_64": "x86_64",
+    "amd64": "x86_64",
+    "aarch64": "aarch64",
+    "arm64": "aarch64",
+}
+DOCKER_ARCHITECTURES: dict[str, str] = {
+    "amd64": "x86_64",
+    "arm64": "aarch64",
+    "x86_64": "x86_64",
+    "aarch64": "aarch64",
+}
 
 
 def architecture() -> Architecture:
@@ -28,7 +38,9 @@ def npu_devices(directory: Path = Path("/dev")) -> list[str]:
 
 
 def npu_generation(directory: Path = Path("/sys/bus/pci/devices")) -> str | None:
-    """``a2`` or ``a3`` by the PCI ids of Huawei's NPUs (vendor 0x19e5; 0xd802: 910B, 0xd803: 910C), else None."""
+    """``a2`` or ``a3`` by the PCI ids of Huawei's NPUs (vendor 0x19e5; 0xd802: 910B, 0xd803: 910C), else
+    None.
+    """
     kinds = {"0xd802": "a2", "0xd803": "a3"}
     for device in sorted(directory.glob("*")):
         try:
@@ -46,7 +58,12 @@ def require_space(path: Path, needed: int, purpose: str) -> None:
     free = shutil.disk_usage(path).free
     if free < needed:
         raise StrataError(
-            Finding("E-SPACE", f"not enough disk space for {purpose}", where=str(path),
-                    expected=f"{needed / 1e9:.0f} GB free", found=f"{free / 1e9:.1f} GB free",
-                    hint="free some space (docker system df shows what images take), then run it again")
-        )  # fmt: skip
+            Finding(
+                "E-SPACE",
+                f"not enough disk space for {purpose}",
+                where=str(path),
+                expected=f"{needed / 1e9:.0f} GB free",
+                found=f"{free / 1e9:.1f} GB free",
+                hint="free some space (docker system df shows what images take), then run it again",
+            )
+        )

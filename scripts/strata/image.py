@@ -41,15 +41,27 @@ from strata.wheels import Say, Target, asked_for, fetch_wheels
 
 # what Strata imports in the edits stage; versions come from requirements.lock
 TOOLS = (
-    "annotated-types", "click", "markdown-it-py", "mdurl", "packaging", "pydantic", "pydantic_core", "Pygments",
-    "PyYAML", "rich", "typing-inspection", "typing_extensions",
-)  # fmt: skip
+    "annotated-types",
+    "click",
+    "markdown-it-py",
+    "mdurl",
+    "packaging",
+    "pydantic",
+    "pydantic_core",
+    "Pygments",
+    "PyYAML",
+    "rich",
+    "typing-inspection",
+    "typing_extensions",
+)
 _SPACE = 3_000_000_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. base: as in ``BASE=``; without: patch ids; force: build on a base that differs from its pin."""
+    """What was asked for. base: as in ``BASE=``; without: patch ids; force: build on a base that differs from
+    its pin.
+    """
 
     version: str
     base: str | None = None
@@ -63,7 +75,9 @@ def tool_pins(lock: str) -> list[str]:
     normal = {_normal(line.partition("==")[0]): line for line in lock.splitlines() if "==" in line}
     missing = [name for name in TOOLS if _normal(name) not in normal]
     if missing:
-        raise StrataError(Finding("E-LOCK", "requirements.lock lacks " + ", ".join(missing), where="requirements.lock"))
+        raise StrataError(
+            Finding("E-LOCK", "requirements.lock lacks " + ", ".join(missing), where="requirements.lock")
+        )
     return [normal[_normal(name)].strip() for name in TOOLS]
 
 
@@ -75,13 +89,21 @@ def tool_wheels(target: Target, root: Path, say: Say, *, offline: bool) -> Path:
     """Wheels of Strata's own dependencies for a base's Python."""
     directory = wheelhouse(root) / f"tools-{target.tag}"
     pins = tool_pins((root / "requirements.lock").read_text())
-    if not (directory / ".complete").is_file() or (directory / ".complete").read_text() != asked_for([], pins, target):
+    if not (directory / ".complete").is_file() or (directory / ".complete").read_text() != asked_for(
+        [], pins, target
+    ):
         if offline:
             raise StrataError(
-                Finding("E-OFFLINE", f"the wheelhouse lacks Strata's own wheels for {target.tag}", where=str(directory),
-                        hint="make wheelhouse with the same BASE (with a network), then carry .strata/wheelhouse here")
-            )  # fmt: skip
-        for old in directory.glob("*.whl"):  # the stage installs what is there: an older version must not stay
+                Finding(
+                    "E-OFFLINE",
+                    f"the wheelhouse lacks Strata's own wheels for {target.tag}",
+                    where=str(directory),
+                    hint="make wheelhouse with the same BASE and a network, then carry .strata/wheelhouse here",
+                )
+            )
+        for old in directory.glob(
+            "*.whl"
+        ):  # the stage installs what is there: an older version must not stay
             old.unlink()
         fetch_wheels([], pins, target, directory, say)
     return directory
@@ -99,12 +121,18 @@ def obtain(choice: Choice, root: Path, engine: Engine, say: Say, *, offline: boo
     image = engine.image(choice.source)
     if image is None:
         if choice.how == "known" and host.architecture() not in choice.known.base.architectures:
-            raise StrataError(Finding("E-ARCH", f"{choice.source} is not published for {host.architecture()}"))
+            raise StrataError(
+                Finding("E-ARCH", f"{choice.source} is not published for {host.architecture()}")
+            )
         if offline:
             raise StrataError(
-                Finding("E-OFFLINE", "the base is not on this engine", where=choice.source,
-                        hint="docker load an archive of it, or BASE=<archive>")
-            )  # fmt: skip
+                Finding(
+                    "E-OFFLINE",
+                    "the base is not on this engine",
+                    where=choice.source,
+                    hint="docker load an archive of it, or BASE=<archive>",
+                )
+            )
         image = engine.pull(choice.source, say)
     return image
 
@@ -116,23 +144,39 @@ def load_archive(path: Path, engine: Engine, say: Say) -> Image:
             names = {m.name for m in tar}
     except (OSError, tarfile.TarError) as error:
         raise StrataError(
-            Finding("E-BASE", "not an image archive", where=str(path), expected="a file made by `docker save`",
-                    found=str(error))
-        ) from error  # fmt: skip
+            Finding(
+                "E-BASE",
+                "not an image archive",
+                where=str(path),
+                expected="a file made by `docker save`",
+                found=str(error),
+            )
+        ) from error
     if not names & {"manifest.json", "index.json"}:
         raise StrataError(
-            Finding("E-BASE", "the archive holds files, not an image", where=str(path),
-                    expected="manifest.json (made by `docker save`)", found="a plain tar archive",
-                    hint="save the image with docker save; an exported container lacks its environment")
-        )  # fmt: skip
+            Finding(
+                "E-BASE",
+                "the archive holds files, not an image",
+                where=str(path),
+                expected="manifest.json (made by `docker save`)",
+                found="a plain tar archive",
+                hint="save the image with docker save; an exported container lacks its environment",
+            )
+        )
     say(f"loading {path}")
     with path.open("rb") as file:
         images = engine.client.images.load(file)
     if len(images) != 1:
         raise StrataError(
-            Finding("E-BASE", "the archive holds several images", where=str(path), found=f"{len(images)} images",
-                    expected="one", hint="docker load it and name the one to take: BASE=<reference>")
-        )  # fmt: skip
+            Finding(
+                "E-BASE",
+                "the archive holds several images",
+                where=str(path),
+                found=f"{len(images)} images",
+                expected="one",
+                hint="docker load it and name the one to take: BASE=<reference>",
+            )
+        )
     return images[0]
 
 
@@ -150,7 +194,9 @@ class Judged:
     @property
     def needed(self) -> Needed:
         """What the changed build inputs call for: operators, extension."""
-        return needed(file for tree, file in self.survey.plan.files if tree == "vllm-ascend" and is_build_input(file))
+        return needed(
+            file for tree, file in self.survey.plan.files if tree == "vllm-ascend" and is_build_input(file)
+        )
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -173,8 +219,8 @@ def judge(root: Path, trees: Path, version: str, without: Sequence[str]) -> Judg
 def plan_text(choice: Choice, series: Series, judged: Judged | None, facts: Mapping[str, str]) -> str:
     """The complete plan of a build for a person.
 
-    facts: ``image`` (where the base's image is now), ``architecture`` (the host's), ``operators`` (what the kernels
-    stage does), ``trees`` (what the verdicts were taken on, or why there are none).
+    facts: ``image`` (where the base's image is now), ``architecture`` (the host's), ``operators`` (what the
+    kernels stage does), ``trees`` (what the verdicts were taken on, or why there are none).
     """
     known = choice.known
     base = known.base
@@ -197,15 +243,22 @@ def plan_text(choice: Choice, series: Series, judged: Judged | None, facts: Mapp
     sources, inputs = judged.counts if judged else (None, None)
     if judged and not judged.survey.go():
         stopped = [i for i in series.ids if not judged.survey.go([i])]
-        lines.append(f"  stops   {len(stopped)} patches need a person first: strata check {' '.join(stopped)}")
+        lines.append(
+            f"  stops   {len(stopped)} patches need a person first: strata check {' '.join(stopped)}"
+        )
     lines += [
         "stages",
-        f"  tools    Strata's dependencies for Python {base.toolchain.python} ({len(TOOLS)} wheels); stays out of the image",
+        f"  tools    Strata's dependencies for Python {base.toolchain.python} ({len(TOOLS)} wheels); "
+        "stays out of the image",
         f"  edits    the series on the base's trees: {_count(sources, 'source files')} with bytecode, "
         f"{_count(inputs, 'build inputs')}",
         f"  kernels  {facts['operators']}",
         "  final    base + changed files + operator package + serving defaults; static proof"
-        + (", live proof" if base.kind == "embedded" else "; live proof at the first start (needs the driver)"),
+        + (
+            ", live proof"
+            if base.kind == "embedded"
+            else "; live proof at the first start (needs the driver)"
+        ),
         "network   " + facts["network"],
     ]
     return "\n".join(lines)
@@ -224,7 +277,10 @@ def operators_text(known: KnownBase, root: Path, judged: Judged | None) -> str:
     if judged is not None and not judged.needed.operators and not judged.needed.extension:
         return f"no build input changes: the base's {len(operators)} operators stay as they are"
     if known.base.kind == "embedded":
-        return f"the {cores} generated wrappers for {known.base.soc}, regenerated and run through the stand-in compiler"
+        return (
+            f"the {cores} generated wrappers for {known.base.soc}, regenerated and run through the "
+            "stand-in compiler"
+        )
     extension = ", then its extension" if judged is None or judged.needed.extension else ""
     return (
         f"{len(operators)} operators ({cores} AI core) for {known.base.soc} by the release's own build "
@@ -232,7 +288,9 @@ def operators_text(known: KnownBase, root: Path, judged: Judged | None) -> str:
     )
 
 
-def network_text(choice: Choice, request: Request, root: Path, architecture: str, present: bool | None) -> str:
+def network_text(
+    choice: Choice, request: Request, root: Path, architecture: str, present: bool | None
+) -> str:
     """What the build asks of the network, as far as the host can tell now."""
     if request.offline:
         return "none (OFFLINE=1)"
@@ -242,7 +300,9 @@ def network_text(choice: Choice, request: Request, root: Path, architecture: str
         wanted += ["Debian packages (mmdebstrap)", "the base's wheels and source packages"]
     elif choice.how != "archive" and not present:
         wanted.append(f"the base from its registry ({choice.source.partition('/')[0]})")
-    if not (wheelhouse(root) / f"tools-{Target(known.base.toolchain.python, architecture).tag}" / ".complete").is_file():
+    if not (
+        wheelhouse(root) / f"tools-{Target(known.base.toolchain.python, architecture).tag}" / ".complete"
+    ).is_file():
         wanted.append(f"{len(TOOLS)} wheels for the tools stage")
     return (", ".join(wanted) if wanted else "nothing: all is here") + "; no step of the build itself"
 
@@ -260,12 +320,15 @@ def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str], python: 
         "version": known.version,
         "variant": known.name,
         "soc_version": known.base.soc,
-        "architecture": host.DOCKER_ARCHITECTURES.get(image.attrs["Architecture"], image.attrs["Architecture"]),
+        "architecture": host.DOCKER_ARCHITECTURES.get(
+            image.attrs["Architecture"], image.attrs["Architecture"]
+        ),
         "reference": next(iter(image.tags), known.image),
         "digest": digests[0] if digests else None,
         "rootfs": root_hash(image),
         "trees": dict(trees),
-        "toolchain": {k: v for k, v in known.base.toolchain.model_dump(by_alias=True).items() if v} | {"python": python},
+        "toolchain": {k: v for k, v in known.base.toolchain.model_dump(by_alias=True).items() if v}
+        | {"python": python},
         "python": "/opt/base/venv/bin/python" if embedded else None,
         "serve_python": "/opt/serve/venv/bin/python" if embedded else None,
         "stubs": "/opt/base/stubs" if embedded else None,
@@ -273,7 +336,9 @@ def facts_for(known: KnownBase, image: Image, trees: Mapping[str, str], python: 
     }
 
 
-def labels_for(known: KnownBase, image: Image, series: Series, root: Path, *, operators: bool) -> dict[str, str]:
+def labels_for(
+    known: KnownBase, image: Image, series: Series, root: Path, *, operators: bool
+) -> dict[str, str]:
     """OCI and Strata labels of the tuned image. operators: whether the series has them built."""
     digests = sorted(manifest_digests(image))
     labels = {
@@ -288,9 +353,13 @@ def labels_for(known: KnownBase, image: Image, series: Series, root: Path, *, op
         "ai.strata.series": series.digest(),
         "ai.strata.patches": ",".join(series.ids),
         "ai.strata.switches": ",".join(
-            f"{p.spec.switch.name}={'on' if p.spec.switch.default else 'off'}" for p in series.patches if p.spec.switch
+            f"{p.spec.switch.name}={'on' if p.spec.switch.default else 'off'}"
+            for p in series.patches
+            if p.spec.switch
         ),
-        "ai.strata.operators": ("stand-in" if known.base.kind == "embedded" else "bisheng") if operators else "as shipped",
+        "ai.strata.operators": ("stand-in" if known.base.kind == "embedded" else "bisheng")
+        if operators
+        else "as shipped",
         "ai.strata.live-proof": "passed" if known.base.kind == "embedded" else "deferred",
     }
     return {k: v for k, v in labels.items() if v}
@@ -304,33 +373,47 @@ def revision(root: Path) -> str:
         ).stdout.strip()
         dirty = subprocess.run(
             ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
     return commit + ("-dirty" if dirty else "")
 
 
 def write_context(directory: Path, facts: Mapping[str, object]) -> None:
-    """The ``facts`` context. kernels.json holds only what decides the operators, so that nothing else rebuilds them."""
+    """The ``facts`` context. kernels.json holds only what decides the operators, so that nothing else
+    rebuilds them.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     kernels = {k: facts[k] for k in ("name", "version", "variant", "soc_version")}
     (directory / "kernels.json").write_text(json.dumps(kernels, indent=1) + "\n")
     (directory / "image.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def tuned_build(known: KnownBase, root: Path, base_image: str, wheels: Path, context: Path,
-                without: Sequence[str], labels: Mapping[str, str]) -> Build:  # fmt: skip
+def tuned_build(
+    known: KnownBase,
+    root: Path,
+    base_image: str,
+    wheels: Path,
+    context: Path,
+    without: Sequence[str],
+    labels: Mapping[str, str],
+) -> Build:
     """The one build of the tuned image, as arguments."""
     return Build(
         context=root,
         dockerfile=root / "images" / "tuned" / "Dockerfile",
         tag=known.tuned_tag,
         contexts={"base": f"docker-image://{base_image}", "tool-wheels": str(wheels), "facts": str(context)},
-        arguments={"VERSION": known.version, "WITHOUT": ",".join(without),
-                   "LIVE": "at-build" if known.base.kind == "embedded" else "deferred"},
+        arguments={
+            "VERSION": known.version,
+            "WITHOUT": ",".join(without),
+            "LIVE": "at-build" if known.base.kind == "embedded" else "deferred",
+        },
         labels=labels,
-    )  # fmt: skip
+    )
 
 
 def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) -> KnownBase:
@@ -368,10 +451,15 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     write_context(context, facts_for(known, image, hashes, python))
     local = _local_name(image, engine)
     sources, inputs = judged.counts
-    say(f"building {known.tuned_tag}: {len(series.ids)} patches, {sources} source files, {inputs} build inputs")
+    say(
+        f"building {known.tuned_tag}: {len(series.ids)} patches, {sources} source files, "
+        f"{inputs} build inputs"
+    )
     labels = labels_for(known, image, series, root, operators=judged.needed.operators)
     tuned = tuned_build(known, root, local, wheels, context, request.without, labels)
-    dockerfile = dockerfile_with_environment(tuned.dockerfile, engine, image, root, work_directory(root) / "build")
+    dockerfile = dockerfile_with_environment(
+        tuned.dockerfile, engine, image, root, work_directory(root) / "build"
+    )
     replace(tuned, dockerfile=dockerfile).run(say)
     write_environment(root / ".env", known)
     return known
@@ -432,11 +520,18 @@ def plan(request: Request, root: Path, say: Say) -> str:
         judged, on = _judge_for_plan(choice, root, request, architecture, say)
     except StrataError as error:
         on = f"nothing: {error.findings[0].code}: {error.findings[0].message}"
-    return plan_text(choice, series, judged, {
-        "image": where, "architecture": architecture, "trees": on,
-        "operators": operators_text(choice.known, root, judged),
-        "network": network_text(choice, request, root, architecture, present),
-    })  # fmt: skip
+    return plan_text(
+        choice,
+        series,
+        judged,
+        {
+            "image": where,
+            "architecture": architecture,
+            "trees": on,
+            "operators": operators_text(choice.known, root, judged),
+            "network": network_text(choice, request, root, architecture, present),
+        },
+    )
 
 
 def _where(choice: Choice) -> tuple[bool | None, str]:
@@ -451,12 +546,15 @@ def _where(choice: Choice) -> tuple[bool | None, str]:
     return False, "to be built" if choice.known.base.kind == "embedded" else "to be pulled"
 
 
-def _judge_for_plan(choice: Choice, root: Path, request: Request, architecture: host.Architecture,
-                    say: Say) -> tuple[Judged, str]:  # fmt: skip
+def _judge_for_plan(
+    choice: Choice, root: Path, request: Request, architecture: host.Architecture, say: Say
+) -> tuple[Judged, str]:
     """Verdicts on the release's source packages: all bases of a release have the same sources."""
     from strata.bases import find_base
     from strata.sources import make_trees
 
     release = find_base(load_bases(root), choice.known.version, "cpu")
     trees = make_trees(release, root, architecture, say)
-    return judge(root, trees, choice.known.version, request.without), f"the source packages of {choice.known.version}"
+    return judge(
+        root, trees, choice.known.version, request.without
+    ), f"the source packages of {choice.known.version}"

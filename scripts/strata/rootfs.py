@@ -1,4 +1,6 @@
-"""The cpu base's Debian root filesystem: by mmdebstrap from the machine's own mirror, or on a pulled Debian image."""
+"""The cpu base's Debian root filesystem: by mmdebstrap from the machine's own mirror, or on a pulled Debian
+image.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def packages_of(packages: Packages, root: Path) -> list[str]:
 
 
 def recipe(packages: Packages, root: Path, architecture: str) -> str:
-    """12 hex digits over everything that decides what the root filesystem holds, except Debian's own updates."""
+    """12 hex digits over everything that decides what the root filesystem holds, except Debian's own updates.
+    """
     text = "\n".join([packages.debian, architecture, *packages_of(packages, root), *_LEFT_OUT])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -43,7 +46,9 @@ def archive_of(known: KnownBase, root: Path, architecture: str) -> Path:
     return wheelhouse(root) / (tag_of(known, root, architecture).replace(":", "-") + ".tar")
 
 
-def ensure(known: KnownBase, root: Path, architecture: str, engine: Engine, say: Say, *, offline: bool) -> str:
+def ensure(
+    known: KnownBase, root: Path, architecture: str, engine: Engine, say: Say, *, offline: bool
+) -> str:
     """The tag of an image with the root filesystem; made where it is missing."""
     tag = tag_of(known, root, architecture)
     if engine.image(tag):
@@ -54,9 +59,13 @@ def ensure(known: KnownBase, root: Path, architecture: str, engine: Engine, say:
         return tag
     if offline:
         raise StrataError(
-            Finding("E-OFFLINE", "the root filesystem is neither an image here nor in the wheelhouse",
-                    where=str(archive), hint="make wheelhouse (with a network), then carry .strata/wheelhouse here")
-        )  # fmt: skip
+            Finding(
+                "E-OFFLINE",
+                "the root filesystem is neither an image here nor in the wheelhouse",
+                where=str(archive),
+                hint="make wheelhouse (with a network), then carry .strata/wheelhouse here",
+            )
+        )
     if can_bootstrap():
         with tempfile.TemporaryDirectory(prefix="strata-rootfs-") as scratch:
             made = Path(scratch, "rootfs.tar")
@@ -75,7 +84,9 @@ def can_bootstrap() -> bool:
 
 
 def bootstrap(known: KnownBase, root: Path, destination: Path, say: Say) -> None:
-    """Write the root filesystem as a tar archive to ``destination`` (under another name until it is complete)."""
+    """Write the root filesystem as a tar archive to ``destination`` (under another name until it is
+    complete).
+    """
     packages = known.base.packages
     assert packages is not None
     script = root / "scripts" / "bootstrap.sh"
@@ -84,12 +95,19 @@ def bootstrap(known: KnownBase, root: Path, destination: Path, say: Say) -> None
     say(f"making a {packages.debian} root filesystem with mmdebstrap")
     part = destination.with_suffix(".part.tar")
     _run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", "--include=" + ",".join(packages_of(packages, root)),
-         *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
-         "--dpkgopt=path-include=/usr/share/locale/locale.alias",
-         packages.debian, str(part), *sources],
+        [
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            "--include=" + ",".join(packages_of(packages, root)),
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
+            "--dpkgopt=path-include=/usr/share/locale/locale.alias",
+            packages.debian,
+            str(part),
+            *sources,
+        ],
         "mmdebstrap failed",
-    )  # fmt: skip
+    )
     part.rename(destination)
 
 
@@ -104,7 +122,8 @@ def source_lines(mirrors: str) -> list[str]:
 
 
 def _on_debian_image(known: KnownBase, root: Path, tag: str, engine: Engine, say: Say) -> None:
-    """The same packages on ``debian:<suite>-slim``, for hosts where mmdebstrap cannot run; needs the network."""
+    """The same packages on ``debian:<suite>-slim``, for hosts where mmdebstrap cannot run; needs the network.
+    """
     packages = known.base.packages
     assert packages is not None
     reference = f"debian:{packages.debian}-slim"
@@ -112,10 +131,13 @@ def _on_debian_image(known: KnownBase, root: Path, tag: str, engine: Engine, say
         engine.pull(reference, say)
     directory = root / "images" / "cpu"
     Build(
-        context=directory, dockerfile=directory / "rootfs.Dockerfile", tag=tag, network=None,
+        context=directory,
+        dockerfile=directory / "rootfs.Dockerfile",
+        tag=tag,
+        network=None,
         contexts={"debian": f"docker-image://{reference}"},
         arguments={"PACKAGES": " ".join(packages_of(packages, root))},
-    ).run(say)  # fmt: skip
+    ).run(say)
 
 
 def _import(archive: Path, tag: str, say: Say) -> None:
@@ -128,9 +150,14 @@ def _run(command: list[str], failure: str) -> str:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise StrataError(
-            Finding("E-ROOTFS", failure, where=command[0], found="\n".join(lines[-5:]) or f"exit {done.returncode}",
-                    hint="mend that, then run the same command again")
-        )  # fmt: skip
+            Finding(
+                "E-ROOTFS",
+                failure,
+                where=command[0],
+                found="\n".join(lines[-5:]) or f"exit {done.returncode}",
+                hint="mend that, then run the same command again",
+            )
+        )
     return done.stdout
 
 

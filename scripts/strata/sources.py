@@ -58,7 +58,8 @@ def unpack_operators(wheel: Path, destination: Path) -> None:
 
 
 def make_trees(known: KnownBase, root: Path, architecture: str, say: Say) -> Path:
-    """``.strata/trees/<version>`` with ``vllm-ascend/`` and ``vllm/``, verified; made aside, moved in whole."""
+    """``.strata/trees/<version>`` with ``vllm-ascend/`` and ``vllm/``, verified; made aside, moved in whole.
+    """
     destination = work_directory(root) / "trees" / known.version
     expected: dict[str, str] = {tree: source.tree for tree, source in known.release.sources.items()}
     if destination.is_dir():
@@ -77,10 +78,15 @@ def make_trees(known: KnownBase, root: Path, architecture: str, say: Say) -> Pat
             found = tree_hash(made / tree)
             if found != expected[tree]:
                 raise StrataError(
-                    Finding("E-SOURCE", f"the {tree} tree is not the one that images/bases.yaml records",
-                            where=archive.name, expected=expected[tree], found=found,
-                            hint="if strata.fingerprint.tree_hash changed, record the new hash")
-                )  # fmt: skip
+                    Finding(
+                        "E-SOURCE",
+                        f"the {tree} tree is not the one that images/bases.yaml records",
+                        where=archive.name,
+                        expected=expected[tree],
+                        found=found,
+                        hint="if strata.fingerprint.tree_hash changed, record the new hash",
+                    )
+                )
         unpack_operators(wheel, made / "vllm-ascend")
         made.rename(destination)
     return destination

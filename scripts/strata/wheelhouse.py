@@ -16,9 +16,11 @@ from strata.wheels import Say, Target, fetch_wheels
 
 
 def fill(version: str, request: str | None, root: Path, say: Say) -> str:
-    """Fetch what ``make image OFFLINE=1`` with the same arguments will read. Returns one line that says what is there.
+    """Fetch what ``make image OFFLINE=1`` with the same arguments will read. Returns one line that says what
+    is there.
 
-    A device base's image is not among it: it comes as an image on the engine, or as an archive (``BASE=<archive>``).
+    A device base's image is not among it: it comes as an image on the engine, or as an archive
+    (``BASE=<archive>``).
     """
     bases = load_bases(root)
     architecture = host.architecture()
@@ -49,4 +51,6 @@ def _keep_rootfs(version: str, root: Path, architecture: host.Architecture, say:
         rootfs.bootstrap(known, root, archive, say)
     else:
         engine = Engine()
-        rootfs.save(engine, rootfs.ensure(known, root, architecture, engine, say, offline=False), archive, say)
+        rootfs.save(
+            engine, rootfs.ensure(known, root, architecture, engine, say, offline=False), archive, say
+        )

@@ -1,7 +1,7 @@
 """Packages from the caller's package index, through pip, also for another Python than the one that runs this.
 
-Everything goes through ``pip`` with the caller's own configuration (index, find-links, certificates, constraints);
-no address is written here.
+Everything goes through ``pip`` with the caller's own configuration (index, find-links, certificates,
+constraints); no address is written here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strata.errors import Finding, StrataError
 Say = Callable[[str], None]
 # Debian 12 has glibc 2.36, Ubuntu 22.04 (the device bases) 2.35: a wheel for any older glibc runs on both
 _GLIBC_MINOR = 35
-_BACKEND = '''"""Stands in for a source package's build backend: the metadata that pip asks for is in PKG-INFO already."""
+_BACKEND = '''"""Stands in for a source package's build backend: PKG-INFO holds the metadata that pip asks for."""
 import email, pathlib, shutil
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -45,7 +45,9 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 
 @dataclass(frozen=True)
 class Target:
-    """The interpreter that wheels are for: ``python`` as ``3.11``, ``architecture`` ``x86_64`` or ``aarch64``."""
+    """The interpreter that wheels are for: ``python`` as ``3.11``, ``architecture`` ``x86_64`` or
+    ``aarch64``.
+    """
 
     python: str
     architecture: str
@@ -60,9 +62,13 @@ class Target:
         platforms += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
         tagged = [f"{p}_{self.architecture}" for p in platforms]
         return [
-            "--only-binary=:all:", "--implementation", "cp", "--python-version", self.python,
+            "--only-binary=:all:",
+            "--implementation",
+            "cp",
+            "--python-version",
+            self.python,
             *(a for p in tagged for a in ("--platform", p)),
-        ]  # fmt: skip
+        ]
 
 
 def _pip(
@@ -70,8 +76,11 @@ def _pip(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
-        text=True, capture_output=True, env={**os.environ, **(environment or {})}, check=False,
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
 
 
 def _failed(what: str, done: subprocess.CompletedProcess[str]) -> StrataError:
@@ -81,15 +90,18 @@ def _failed(what: str, done: subprocess.CompletedProcess[str]) -> StrataError:
         hint = "offer it by find-links or an extra index (pip config list shows what pip uses now)"
     found = "\n".join(line if len(line) < 300 else line[:297] + "..." for line in lines[-6:])
     return StrataError(
-        Finding("E-PIP", f"pip could not fetch {what}", found=found or f"exit code {done.returncode}", hint=hint)
+        Finding(
+            "E-PIP", f"pip could not fetch {what}", found=found or f"exit code {done.returncode}", hint=hint
+        )
     )
 
 
 def fetch_source(requirement: str, sha256: str, directory: Path, say: Say) -> Path:
-    """The source archive of ``requirement`` in ``directory``, checked against ``sha256``; no upstream code runs.
+    """The source archive of ``requirement`` in ``directory``, checked against ``sha256``; no upstream code
+    runs.
 
-    pip insists on a package's metadata before it saves an archive, and would run the package's build for it (vLLM's
-    imports torch). A backend that hands over the archive's own PKG-INFO answers instead.
+    pip insists on a package's metadata before it saves an archive, and would run the package's build for it
+    (vLLM's imports torch). A backend that hands over the archive's own PKG-INFO answers instead.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob("*.tar.gz"):
@@ -102,20 +114,35 @@ def fetch_source(requirement: str, sha256: str, directory: Path, say: Say) -> Pa
         (backend / "__init__.py").write_text("")
         (backend / "build_meta.py").write_text(_BACKEND)
         done = _pip(
-            ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
-             "--no-cache-dir", "--dest", str(Path(scratch, "out")), requirement],
+            [
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-binary",
+                ":all:",
+                "--no-cache-dir",
+                "--dest",
+                str(Path(scratch, "out")),
+                requirement,
+            ],
             {"PYTHONPATH": str(backend.parent)},
-        )  # fmt: skip
+        )
         archives = list(Path(scratch, "out").glob("*.tar.gz"))
         if done.returncode or len(archives) != 1:
             raise _failed(requirement, done)
         found = _sha256(archives[0])
         if found != sha256:
             raise StrataError(
-                Finding("E-SOURCE", f"the source package of {requirement} is not the one that Strata knows",
-                        where=archives[0].name, expected=f"sha256 {sha256}", found=f"sha256 {found}",
-                        hint="check which index pip uses; nothing was kept")
-            )  # fmt: skip
+                Finding(
+                    "E-SOURCE",
+                    f"the source package of {requirement} is not the one that Strata knows",
+                    where=archives[0].name,
+                    expected=f"sha256 {sha256}",
+                    found=f"sha256 {found}",
+                    hint="check which index pip uses; nothing was kept",
+                )
+            )
         return Path(shutil.move(archives[0], directory / archives[0].name))
 
 
@@ -135,8 +162,21 @@ def resolve(requirement: str, target: Target) -> Resolved:
     An index that serves metadata beside its wheels answers without a download.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        done = _pip(["install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-",
-                     "--target", scratch, *target.arguments(), requirement])  # fmt: skip
+        done = _pip(
+            [
+                "install",
+                "--quiet",
+                "--dry-run",
+                "--ignore-installed",
+                "--no-deps",
+                "--report",
+                "-",
+                "--target",
+                scratch,
+                *target.arguments(),
+                requirement,
+            ]
+        )
     if done.returncode:
         raise _failed(requirement, done)
     return read_report(json.loads(done.stdout), target)
@@ -148,15 +188,21 @@ def read_report(report: dict[str, Any], target: Target) -> Resolved:
     metadata = entry["metadata"]
     environment: dict[str, str] = {
         **{k: str(v) for k, v in default_environment().items()},
-        "python_version": target.python, "python_full_version": f"{target.python}.0", "extra": "",
-        "platform_machine": target.architecture, "platform_system": "Linux", "sys_platform": "linux",
+        "python_version": target.python,
+        "python_full_version": f"{target.python}.0",
+        "extra": "",
+        "platform_machine": target.architecture,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
         "os_name": "posix",
-    }  # fmt: skip
+    }
     requires = [Requirement(r) for r in metadata.get("requires_dist", [])]
     return Resolved(
-        metadata["name"], metadata["version"], entry["download_info"]["url"].rpartition("/")[2],
+        metadata["name"],
+        metadata["version"],
+        entry["download_info"]["url"].rpartition("/")[2],
         tuple(str(r) for r in requires if r.marker is None or r.marker.evaluate(environment)),
-    )  # fmt: skip
+    )
 
 
 def require_cpu_build(torch: Resolved) -> None:
@@ -165,23 +211,27 @@ def require_cpu_build(torch: Resolved) -> None:
     if wanted:
         raise StrataError(
             Finding(
-                "E-TORCH-CUDA", f"pip offers only a CUDA build of torch {torch.version}", where=torch.file,
+                "E-TORCH-CUDA",
+                f"pip offers only a CUDA build of torch {torch.version}",
+                where=torch.file,
                 expected="a CPU build (version suffix +cpu, no nvidia requirements)",
                 found=f"requires {', '.join(wanted[:3])}{' …' if len(wanted) > 3 else ''}",
                 hint="offer a CPU wheel to pip and run the same command again:\n"
-                "PIP_EXTRA_INDEX_URL=<PyTorch's CPU wheel index>, or PIP_FIND_LINKS=<directory with the wheel>\n"
+                "PIP_EXTRA_INDEX_URL=<PyTorch's CPU wheel index>, or\n"
+                "PIP_FIND_LINKS=<directory with the wheel>\n"
                 "(docs/cpu-base.md). Nothing was downloaded.",
             )
-        )  # fmt: skip
+        )
 
 
 def fetch_wheels(
     requirements: Sequence[Path], extra: Sequence[str], target: Target, directory: Path, say: Say
 ) -> str:
-    """Wheels for every line of ``requirements`` and for ``extra``, without their dependencies, into ``directory``.
+    """Wheels for every line of ``requirements`` and for ``extra``, without their dependencies, into
+    ``directory``.
 
-    Returns the digest of what was asked for. The second run sees the stamp and asks nobody; a change of one line
-    fetches only what is missing.
+    Returns the digest of what was asked for. The second run sees the stamp and asks nobody; a change of one
+    line fetches only what is missing.
     """
     asked = asked_for(requirements, extra, target)
     stamp = directory / ".complete"
@@ -191,8 +241,20 @@ def fetch_wheels(
     stamp.unlink(missing_ok=True)
     say(f"fetching wheels for {target.tag} into {directory.name}")
     listed = [a for p in requirements for a in ("-r", str(p))]
-    done = _pip(["download", "--quiet", "--no-deps", "--dest", str(directory), "--find-links", str(directory),
-                 *target.arguments(), *listed, *extra])  # fmt: skip
+    done = _pip(
+        [
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(directory),
+            "--find-links",
+            str(directory),
+            *target.arguments(),
+            *listed,
+            *extra,
+        ]
+    )
     if done.returncode:
         raise _failed("the wheels of the base", done)
     stamp.write_text(asked)

@@ -1,4 +1,6 @@
-"""Containers of the base and of the tuned image, for testinfra. A missing image is a failure that says what to do."""
+"""Containers of the base and of the tuned image, for testinfra. A missing image is a failure that says what
+to do.
+"""
 
 from __future__ import annotations
 

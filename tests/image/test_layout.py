@@ -19,10 +19,16 @@ OURS = ("/opt/strata/", "/etc/strata/", "/usr/local/bin/strata")
 
 def listing(host: Host) -> dict[str, str]:
     """Every regular file: size, modification time, mode."""
-    done = host.run("find / -xdev -type f -not -path '/proc/*' -not -path '/sys/*' -printf '%p\\t%s %T@ %m\\n'")
+    done = host.run(
+        "find / -xdev -type f -not -path '/proc/*' -not -path '/sys/*' -printf '%p\\t%s %T@ %m\\n'"
+    )
     files = dict(line.split("\t", 1) for line in done.stdout.splitlines())
     # the engine's own, different in every container
-    return {p: s for p, s in files.items() if p not in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/.dockerenv")}
+    return {
+        p: s
+        for p, s in files.items()
+        if p not in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/.dockerenv")
+    }
 
 
 def test_sizes(engine: Engine) -> None:
@@ -69,12 +75,17 @@ def test_editable_installs_of_the_release(tuned: Host, package: str) -> None:
     code = f"import importlib.metadata as m, {package}; print(m.version('{package}'), {package}.__file__)"
     done = tuned.run(f'/opt/base/venv/bin/python -c "{code}"')
     directory = package.replace("_", "-")
-    assert done.stdout.split() == ["0.23.0", f"/vllm-workspace/{directory}/{package}/__init__.py"], done.stderr
+    assert done.stdout.split() == ["0.23.0", f"/vllm-workspace/{directory}/{package}/__init__.py"], (
+        done.stderr
+    )
 
 
 def test_one_torch_for_both_engines(tuned: Host) -> None:
     code = "import torch; print(torch.__version__, torch.__file__)"
-    one, two = (tuned.run(f'{python} -c "{code}"').stdout for python in ("/opt/base/venv/bin/python", "/opt/serve/venv/bin/python"))
+    one, two = (
+        tuned.run(f'{python} -c "{code}"').stdout
+        for python in ("/opt/base/venv/bin/python", "/opt/serve/venv/bin/python")
+    )
     assert one == two and "+cpu" in one
 
 
@@ -88,14 +99,23 @@ def test_the_serving_engine_sees_its_own_vllm(tuned: Host) -> None:
 
 
 def test_python_is_first_on_the_path(tuned: Host) -> None:
-    assert tuned.run("python -c 'import sys; print(sys.executable, sys.version_info[:2])'").stdout.split(" ", 1) == [
-        "/opt/base/venv/bin/python", "(3, 11)\n",
-    ]  # fmt: skip
+    assert tuned.run("python -c 'import sys; print(sys.executable, sys.version_info[:2])'").stdout.split(
+        " ", 1
+    ) == [
+        "/opt/base/venv/bin/python",
+        "(3, 11)\n",
+    ]
 
 
 def test_unit_tests_operators_and_stand_ins_are_there(tuned: Host) -> None:
-    for path in (f"{ASCEND}/tests/ut", f"{ASCEND}/csrc", OPERATORS.rstrip("/"), "/opt/base/stubs/torch_npu",
-                 "/usr/local/Ascend/ascend-toolkit/set_env.sh", "/usr/local/Ascend/nnal/atb/set_env.sh"):  # fmt: skip
+    for path in (
+        f"{ASCEND}/tests/ut",
+        f"{ASCEND}/csrc",
+        OPERATORS.rstrip("/"),
+        "/opt/base/stubs/torch_npu",
+        "/usr/local/Ascend/ascend-toolkit/set_env.sh",
+        "/usr/local/Ascend/nnal/atb/set_env.sh",
+    ):
         assert tuned.file(path).exists, path
 
 

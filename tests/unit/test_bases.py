@@ -102,7 +102,9 @@ def test_host_decides_without_base() -> None:
 def test_identify_by_label_soc_and_tag() -> None:
     label = {"ai.strata.base.name": "0.23.0-cpu"}
     assert identify(BASES, VERSION, label, ["SOC_VERSION=ascend910b1"], "x:1").name == "cpu"
-    assert identify(BASES, VERSION, label, ["SOC_VERSION=ascend910_9391"], "x:1").name == "a3", "labels are inherited"
+    assert identify(BASES, VERSION, label, ["SOC_VERSION=ascend910_9391"], "x:1").name == "a3", (
+        "labels are inherited"
+    )
     assert identify(BASES, VERSION, {}, ["A=b", "SOC_VERSION=ascend910_9391"], "x:1").name == "a3"
     assert identify(BASES, VERSION, {}, ["SOC_VERSION=ascend910b1"], "x:1").name == "a2"
     assert identify(BASES, VERSION, {}, [], "m/vllm-ascend:v0.23.0-a3").name == "a3"
@@ -146,7 +148,9 @@ def test_pin_says_which_line_is_missing() -> None:
 
 
 def fake_image(layers: list[str], digests: list[str]) -> SimpleNamespace:
-    return SimpleNamespace(id="sha256:" + "0" * 64, tags=["x:1"], attrs={"RootFS": {"Layers": layers}, "RepoDigests": digests})
+    return SimpleNamespace(
+        id="sha256:" + "0" * 64, tags=["x:1"], attrs={"RootFS": {"Layers": layers}, "RepoDigests": digests}
+    )
 
 
 def test_verify_names_each_difference() -> None:
@@ -162,7 +166,10 @@ def test_verify_names_each_difference() -> None:
     same = {"vllm": "1" * 64, "vllm-ascend": "2" * 64}
     assert base_module.verify(known, image, same) == []  # type: ignore[arg-type]
     found = base_module.verify(known, other, same | {"vllm": "3" * 64})  # type: ignore[arg-type]
-    assert [f.message.split("'s ")[1].split(" is")[0] for f in found] == ["root filesystem", "vllm source tree"]
+    assert [f.message.split("'s ")[1].split(" is")[0] for f in found] == [
+        "root filesystem",
+        "vllm source tree",
+    ]
     pulled_again = fake_image(["sha256:1", "sha256:2"], ["q.example/x@sha256:" + "f" * 64])
     (finding,) = base_module.verify(known, pulled_again, same)  # type: ignore[arg-type]
     assert "manifest digest" in finding.message

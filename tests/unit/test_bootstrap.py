@@ -19,7 +19,12 @@ def apt(tmp_path: Path) -> Path:
 
 
 def run(apt: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "STRATA_APT_DIR": str(apt), "STRATA_OS_RELEASE": str(apt / "os-release"), **environment}
+    env = {
+        **os.environ,
+        "STRATA_APT_DIR": str(apt),
+        "STRATA_OS_RELEASE": str(apt / "os-release"),
+        **environment,
+    }
     return subprocess.run([str(SCRIPT), *arguments], capture_output=True, text=True, env=env, check=False)
 
 
@@ -31,8 +36,9 @@ def mirrors(apt: Path) -> list[list[str]]:
 
 def test_deb822(apt: Path) -> None:
     (apt / "sources.list.d" / "debian.sources").write_text(
-        "Types: deb deb-src\n# a comment in the stanza\nURIs: http://off.example/d\nSuites: bookworm\nEnabled: no\n\n"
-        "Types: deb\nURIs: http://on.example/d\n http://second.example/d\nSuites: bookworm\n bookworm-updates\n"
+        "Types: deb deb-src\n# a comment in the stanza\nURIs: http://off.example/d\nSuites: bookworm\n"
+        "Enabled: no\n\nTypes: deb\nURIs: http://on.example/d\n http://second.example/d\n"
+        "Suites: bookworm\n bookworm-updates\n"
         "Components: main\nSigned-By: /keys/d.gpg\n"
     )
     assert mirrors(apt) == [

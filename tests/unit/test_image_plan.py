@@ -23,7 +23,11 @@ A3 = find_base(BASES, "0.23.0", "a3")
 
 
 def fake_image() -> SimpleNamespace:
-    return SimpleNamespace(id="sha256:" + "7" * 64, tags=["b:1"], attrs={"RootFS": {"Layers": ["sha256:1"]}, "RepoDigests": [], "Architecture": "amd64"})
+    return SimpleNamespace(
+        id="sha256:" + "7" * 64,
+        tags=["b:1"],
+        attrs={"RootFS": {"Layers": ["sha256:1"]}, "RepoDigests": [], "Architecture": "amd64"},
+    )
 
 
 def test_build_arguments_name_the_base_as_a_context(tmp_path: Path) -> None:
@@ -38,7 +42,9 @@ def test_dockerfiles_use_no_registry_and_no_frontend_line() -> None:
     for path in ROOT.glob("images/*/*Dockerfile"):
         lines = path.read_text().splitlines()
         assert not any(line.startswith("# syntax=") for line in lines)
-        stages = {line.split(" AS ")[1].strip() for line in lines if line.startswith("FROM ") and " AS " in line}
+        stages = {
+            line.split(" AS ")[1].strip() for line in lines if line.startswith("FROM ") and " AS " in line
+        }
         for line in lines:
             if line.startswith("FROM "):
                 assert line.split()[1] in {"base", "rootfs", "debian", "scratch", *stages}, (path, line)
@@ -48,7 +54,12 @@ def test_kernels_context_holds_only_what_decides_the_operators(tmp_path: Path) -
     facts = image.facts_for(CPU, fake_image(), {"vllm": "1", "vllm-ascend": "2"}, "3.11")  # type: ignore[arg-type]
     image.write_context(tmp_path, facts)
     kernels = json.loads((tmp_path / "kernels.json").read_text())
-    assert kernels == {"name": "0.23.0-cpu", "version": "0.23.0", "variant": "cpu", "soc_version": "ascend910b1"}
+    assert kernels == {
+        "name": "0.23.0-cpu",
+        "version": "0.23.0",
+        "variant": "cpu",
+        "soc_version": "ascend910b1",
+    }
     assert json.loads((tmp_path / "image.json").read_text())["trees"] == {"vllm": "1", "vllm-ascend": "2"}
 
 
@@ -72,12 +83,29 @@ def test_labels_say_base_series_and_compiler() -> None:
 def test_plan_text_is_complete() -> None:
     choice = choose(BASES, "0.23.0", "a3", [], None)
     series = load_series(ROOT)
-    text = image.plan_text(choice, series, None, {
-        "image": "to be pulled", "architecture": "x86_64", "trees": "nothing", "network": "its registry",
-        "operators": image.operators_text(choice.known, ROOT, None),
-    })  # fmt: skip
-    for part in ("ascend910_9391", "42 operators", "bisheng", "strata:0.23.0-a3", "9.1.0", "aarch64", "its registry",
-                 *(f"  {stage} " for stage in ("tools", "edits", "kernels", "final")), *series.ids):  # fmt: skip
+    text = image.plan_text(
+        choice,
+        series,
+        None,
+        {
+            "image": "to be pulled",
+            "architecture": "x86_64",
+            "trees": "nothing",
+            "network": "its registry",
+            "operators": image.operators_text(choice.known, ROOT, None),
+        },
+    )
+    for part in (
+        "ascend910_9391",
+        "42 operators",
+        "bisheng",
+        "strata:0.23.0-a3",
+        "9.1.0",
+        "aarch64",
+        "its registry",
+        *(f"  {stage} " for stage in ("tools", "edits", "kernels", "final")),
+        *series.ids,
+    ):
         assert part in text, part
 
 
@@ -146,8 +174,15 @@ def test_compose_files_by_kind_of_base(tmp_path: Path) -> None:
 
 
 def test_failed_build_shows_the_findings_of_its_step() -> None:
-    log = ["#9 [edits 4/4] RUN ...", "#9 1.10 checking 6 patches", "#9 2.31 NEEDS_REVIEW: f changed", "#9 2.31   patch:    p",
-           "#9 ERROR: process did not complete", "------", "Dockerfile:20"]  # fmt: skip
+    log = [
+        "#9 [edits 4/4] RUN ...",
+        "#9 1.10 checking 6 patches",
+        "#9 2.31 NEEDS_REVIEW: f changed",
+        "#9 2.31   patch:    p",
+        "#9 ERROR: process did not complete",
+        "------",
+        "Dockerfile:20",
+    ]
     (finding,) = build_failed("t:1", log, 1).findings
     assert (finding.code, finding.message) == ("NEEDS_REVIEW", "f changed")
     assert finding.details == ("  patch:    p",)
@@ -167,8 +202,11 @@ def test_failed_build_without_finding_shows_the_end_of_the_log() -> None:
 def planned(tmp_path: Path) -> Path:
     """``--out`` of the edits stage with one module, one data file, one build input."""
     out = tmp_path / "out"
-    for name, text in (("source/vllm/vllm/a.py", "def f():\n    return 1\n"), ("source/vllm/vllm/x.json", "{}"),
-                       ("csrc/vllm-ascend/csrc/gen.py", "print(1)\n")):  # fmt: skip
+    for name, text in (
+        ("source/vllm/vllm/a.py", "def f():\n    return 1\n"),
+        ("source/vllm/vllm/x.json", "{}"),
+        ("csrc/vllm-ascend/csrc/gen.py", "print(1)\n"),
+    ):
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -215,14 +253,19 @@ def test_static_proof_refuses_foreign_bytecode(planned: Path, tmp_path: Path) ->
     files = installed(planned, root)
     compiled = next(root.rglob("*.pyc"))
     data = compiled.read_bytes()
-    for spoilt, word in ((b"\0\0\r\n" + data[4:], "another Python"), (data[:8] + bytes(8) + data[16:], "not this source")):
+    for spoilt, word in (
+        (b"\0\0\r\n" + data[4:], "another Python"),
+        (data[:8] + bytes(8) + data[16:], "not this source"),
+    ):
         compiled.write_bytes(spoilt)
         assert word in final_stage.static_faults(files, root)[0]
     compiled.unlink()
     assert "no bytecode" in final_stage.static_faults(files, root)[0]
 
 
-def test_a_patched_file_that_does_not_compile_stops_the_stage(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_patched_file_that_does_not_compile_stops_the_stage(
+    planned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (planned / "source/vllm/vllm/a.py").write_text("def f(:\n")
     assert bytecode.main([str(planned)]) == 2
     assert "E-COMPILE" in capsys.readouterr().err

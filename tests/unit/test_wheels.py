@@ -20,7 +20,9 @@ def report(version: str, requires: list[str]) -> dict[str, Any]:
 
 
 def test_a_cuda_build_stops_before_the_download() -> None:
-    torch = read_report(report("2.13.0", ["filelock", 'nvidia-cudnn-cu13==9.2; platform_system == "Linux"']), X86)
+    torch = read_report(
+        report("2.13.0", ["filelock", 'nvidia-cudnn-cu13==9.2; platform_system == "Linux"']), X86
+    )
     with pytest.raises(StrataError) as error:
         require_cpu_build(torch)
     (finding,) = error.value.findings

@@ -88,14 +88,20 @@ def verify(name: str, offline: bool) -> int:
 @base.command()
 @click.argument("name", metavar="VERSION-NAME")
 def pin(name: str) -> None:
-    """Record a device base's digest, root filesystem and trees in images/bases.yaml, from the image that is here."""
+    """Record a device base's digest, root filesystem and trees in images/bases.yaml, from the image that is
+    here.
+    """
     from strata.base import pin as record
     from strata.base import tree_hashes
 
     known, found, trees, root = _base_and_image(name, offline=False)
     if known.base.kind == "embedded":
         raise StrataError(
-            Finding("E-PIN", "the cpu base is built here: its source trees are recorded with the release", found=name)
+            Finding(
+                "E-PIN",
+                "the cpu base is built here: its source trees are recorded with the release",
+                found=name,
+            )
         )
     for key, value in record(known, found, tree_hashes(trees), root).items():
         click.echo(f"{key}: {value}")

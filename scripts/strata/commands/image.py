@@ -8,7 +8,9 @@ from strata.commands.base import say
 from strata.paths import repository
 
 _VERSION = click.option("--version", default="0.23.0", show_default=True, help="The vllm-ascend release.")
-_BASE = click.option("--base", help="cpu, a2, a3, an image reference, or an archive (default: what the host suggests).")
+_BASE = click.option(
+    "--base", help="cpu, a2, a3, an image reference, or an archive (default: what the host suggests)."
+)
 
 
 @click.group()
