@@ -47,7 +47,7 @@ diff: sources ## what the series changes, as a unified diff
 lint: venv ## ruff, mypy, hadolint
 	.venv/bin/ruff check scripts tests
 	.venv/bin/mypy
-	.venv/bin/hadolint images/*/Dockerfile
+	.venv/bin/hadolint images/*/*Dockerfile
 
 sources: venv ## the release's source trees, below .strata/trees
 	@$(STRATA) base trees --version '$(VERSION)' >/dev/null

@@ -98,7 +98,7 @@ def tool_wheels(target: Target, root: Path, say: Say, *, offline: bool) -> Path:
                     "E-OFFLINE",
                     f"the wheelhouse lacks Strata's own wheels for {target.tag}",
                     where=str(directory),
-                    hint="make wheelhouse with the same BASE and a network, then carry .strata/wheelhouse here",
+                    hint="make wheelhouse with the same BASE, then carry .strata/wheelhouse here",
                 )
             )
         for old in directory.glob(

@@ -26,7 +26,7 @@ from strata.errors import Finding, StrataError
 Say = Callable[[str], None]
 # Debian 12 has glibc 2.36, Ubuntu 22.04 (the device bases) 2.35: a wheel for any older glibc runs on both
 _GLIBC_MINOR = 35
-_BACKEND = '''"""Stands in for a source package's build backend: PKG-INFO holds the metadata that pip asks for."""
+_BACKEND = '''"""Stands in for a package's build backend: PKG-INFO holds the metadata that pip asks for."""
 import email, pathlib, shutil
 
 def get_requires_for_build_wheel(config_settings=None):
