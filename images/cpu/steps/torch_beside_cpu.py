@@ -4,8 +4,9 @@ torchvision: the package index has builds that are linked against CUDA. Beside a
 the import then fails at two operators that it registers fake kernels for. Declaring their schemas lets the Python transforms
 work; the operators themselves stay unavailable.
 
-triton-ascend 3.2.0: its ``store`` asks ``if not mask``, and in the interpreter a mask of one element is a value, so that a
-False mask is taken for no mask and the store happens. Asking for None is what is meant.
+triton-ascend 3.2.0, in the interpreter: its ``store`` asks ``if not mask``, and there a mask of one element is a value, so
+that a False mask is taken for no mask and the store happens; asking for None is what is meant. And its general reduction,
+which argmax takes, slices shapes with the axis as given, so that ``axis=-1`` gives a wrong shape.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def torchvision() -> None:
     path.write_text(text + _SCHEMAS)
 
 
-def triton() -> None:
+def triton_masks() -> None:
     """Turn the truth test of a mask into a test for None, in both copies of the module."""
     root = package("triton")
     for path in (root / "language" / "semantic.py", root / "triton_patch" / "language" / "semantic.py"):
@@ -54,6 +55,21 @@ def triton() -> None:
         path.write_text(text)
 
 
+def triton_reductions() -> None:
+    """Count a negative axis from the end before the general reduction slices with it."""
+    path = package("triton") / "runtime" / "interpreter.py"
+    text, count = re.subn(
+        r"^( +)(input_shape = input\[0\]\.handle\.data\.shape)$",
+        r"\1\2\n\1axis %= len(input_shape)",
+        path.read_text(),
+        flags=re.MULTILINE,
+    )
+    if count != 1:
+        sys.exit(f"{path}: not the triton-ascend that this step was written for ({count} places)")
+    path.write_text(text)
+
+
 if __name__ == "__main__":
     torchvision()
-    triton()
+    triton_masks()
+    triton_reductions()
