@@ -1,14 +1,12 @@
-"""Make two packages usable on a CPU that were built for other hardware. Run once in the venv, while the image
-is built.
+"""Make two packages usable on a CPU that were built for other hardware. Run once in the venv, while the image is built.
 
-torchvision: the package index has builds that are linked against CUDA. Beside a CPU torch its extension does
-not load, and the import then fails at two operators that it registers fake kernels for. Declaring their
-schemas lets the Python transforms work; the operators themselves stay unavailable.
+torchvision: the package index has builds that are linked against CUDA. Beside a CPU torch its extension does not load, and
+the import then fails at two operators that it registers fake kernels for. Declaring their schemas lets the Python transforms
+work; the operators themselves stay unavailable.
 
-triton-ascend 3.2.0, in the interpreter: its ``store`` asks ``if not mask``, and there a mask of one element
-is a value, so that a False mask is taken for no mask and the store happens; asking for None is what is meant.
-And its general reduction, which argmax takes, slices shapes with the axis as given, so that ``axis=-1`` gives
-a wrong shape.
+triton-ascend 3.2.0, in the interpreter: its ``store`` asks ``if not mask``, and there a mask of one element is a value, so
+that a False mask is taken for no mask and the store happens; asking for None is what is meant. And its general reduction,
+which argmax takes, slices shapes with the axis as given, so that ``axis=-1`` gives a wrong shape.
 """
 
 from __future__ import annotations
@@ -20,10 +18,13 @@ from pathlib import Path
 
 _SCHEMAS = """
 
-if not _has_ops():  # a CUDA-linked extension beside a CPU torch: the schemas alone, for the registrations
-that follow _strata_schemas = torch.library.Library("torchvision", "FRAGMENT") for _strata_schema in (
-"nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor", "qnms(Tensor dets, Tensor scores, float
-iou_threshold) -> Tensor", ): _strata_schemas.define(_strata_schema)
+if not _has_ops():  # a CUDA-linked extension beside a CPU torch: the schemas alone, for the registrations that follow
+    _strata_schemas = torch.library.Library("torchvision", "FRAGMENT")
+    for _strata_schema in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        _strata_schemas.define(_strata_schema)
 """
 
 
@@ -48,9 +49,7 @@ def triton_masks() -> None:
     """Turn the truth test of a mask into a test for None, in both copies of the module."""
     root = package("triton")
     for path in (root / "language" / "semantic.py", root / "triton_patch" / "language" / "semantic.py"):
-        text, count = re.subn(
-            r"^( +)if not mask:$", r"\1if mask is None:", path.read_text(), flags=re.MULTILINE
-        )
+        text, count = re.subn(r"^( +)if not mask:$", r"\1if mask is None:", path.read_text(), flags=re.MULTILINE)
         if not count:
             sys.exit(f"{path}: no mask test found: not the triton-ascend that this step was written for")
         path.write_text(text)
