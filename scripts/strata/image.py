@@ -426,6 +426,7 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     image = obtain(choice, root, engine, say, offline=request.offline)
     engine.require_architecture(image, choice.source)
     known = choice.known
+    require_untuned(image, choice.source)
     if choice.how != "known":
         environment = image.attrs["Config"].get("Env") or []
         known = identify(bases, request.version, dict(image.labels), environment, choice.source)
@@ -463,6 +464,21 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
     replace(tuned, dockerfile=dockerfile).run(say)
     write_environment(root / ".env", known)
     return known
+
+
+def require_untuned(image: Image, source: str) -> None:
+    """E-BASE where the image has been tuned already: patches are for a pristine base."""
+    if "ai.strata.series" in image.labels:
+        raise StrataError(
+            Finding(
+                "E-BASE",
+                "the image is tuned already and cannot be a base",
+                where=source,
+                expected="a base: a release's image, or one by `strata base build`",
+                found=f"patches {image.labels.get('ai.strata.patches', '')}",
+                hint=f"BASE={image.labels.get('org.opencontainers.image.base.name', 'cpu')}",
+            )
+        )
 
 
 def require_build_inputs(known: KnownBase, trees: Path, judged: Judged) -> None:

@@ -140,6 +140,13 @@ def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (finding.code, finding.expected, finding.found) == ("E-ARCH", "x86_64", "aarch64")
 
 
+def test_a_tuned_image_is_no_base() -> None:
+    image.require_untuned(SimpleNamespace(labels={}), "x")  # type: ignore[arg-type]
+    with pytest.raises(StrataError) as error:
+        image.require_untuned(SimpleNamespace(labels={"ai.strata.series": "d"}), "x:1")  # type: ignore[arg-type]
+    assert error.value.findings[0].code == "E-BASE"
+
+
 def test_archive_that_is_no_image(tmp_path: Path) -> None:
     plain = tmp_path / "files.tar"
     with tarfile.open(plain, "w") as tar:
