@@ -56,7 +56,8 @@ test-fast: venv ## unit tests without trees, engine or network
 	$(PYTEST) -m 'not sources and not engine and not slow'
 
 test: image sources ## everything: unit tests, patches in the image, upstream's unit tests, image, compose
-	@$(MAKE) --no-print-directory --keep-going test-unit test-patches test-upstream test-image test-compose
+	@$(MAKE) --no-print-directory --keep-going -j2 test-unit test-patches
+	@$(MAKE) --no-print-directory --keep-going test-upstream test-image test-compose
 
 .PHONY: test-unit test-patches test-upstream test-image test-compose
 test-unit: sources ## unit tests, those on the release's real sources included
@@ -75,6 +76,9 @@ test-image: venv ## the finished image: layout, labels, arguments, make image's 
 
 test-compose: venv ## each profile comes up, answers, and goes down
 	STRATA_VERSION='$(VERSION)' $(PYTEST) tests/compose
+
+bench: sources ## times of the engine on the real sources; ratios of the patches' host side, in the image
+	@.venv/bin/python tests/bench/engine.py --trees '$(TREES)'
 
 wheelhouse: bootstrap ## everything that `make image OFFLINE=1` needs, below .strata
 	@$(STRATA) image wheelhouse --version '$(VERSION)' $(if $(BASE),--base '$(BASE)')

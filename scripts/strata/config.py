@@ -103,8 +103,13 @@ def _finding(fault: Any, model: type[BaseModel], where: str) -> Finding:
             found=key,
             hint=f"did you mean {guess!r}?" if guess else "remove the key",
         )
-    return Finding("E-CONFIG", f"bad value for {path!r}" if path else "bad content", where=where, expected=fault["msg"],
-                   found=_short(fault["input"]))
+    return Finding(
+        "E-CONFIG",
+        f"bad value for {path!r}" if path else "bad content",
+        where=where,
+        expected=fault["msg"],
+        found=_short(fault["input"]),
+    )
 
 
 def _short(value: Any) -> str:

@@ -88,7 +88,7 @@ class Evidence(Strict):
 
 
 class AddItem(Strict):
-    """An item for an argument list, tuple, list, set, dict, or a token list; place: first, last, before/after another."""
+    """An item for an argument list, tuple, list, set, dict or token list; place: first, last, before/after another."""
 
     value: Text
     place: str = "last"

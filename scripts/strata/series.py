@@ -127,10 +127,15 @@ def load_series(root: Path) -> Series:
             directory = root / "patches" / group.name / patch_id
             if not (directory / "patch.yaml").is_file():
                 faults.append(
-                    Finding("E-PATCH", f"the series names {group.name}/{patch_id}, which has no patch.yaml",
-                            where=str(series_path), expected=str(directory / "patch.yaml"), found="no such file",
-                            hint="write it, or take the id out of series.yaml")
-                )  # fmt: skip
+                    Finding(
+                        "E-PATCH",
+                        f"the series names {group.name}/{patch_id}, which has no patch.yaml",
+                        where=str(series_path),
+                        expected=str(directory / "patch.yaml"),
+                        found="no such file",
+                        hint="write it, or take the id out of series.yaml",
+                    )
+                )
                 continue
             try:
                 patches.append(read_patch(directory, group.name))
@@ -140,8 +145,14 @@ def load_series(root: Path) -> Series:
     for path in sorted((root / "patches").glob("*/*/patch.yaml")):
         key = (path.parent.parent.name, path.parent.name)
         if key not in listed and key[0] not in ("locks", "retired"):
-            faults.append(Finding("E-PATCH", f"{key[0]}/{key[1]} is in no group of the series", where=str(path),
-                                  hint=f"name it in {series_path}, or move it to patches/retired/"))  # fmt: skip
+            faults.append(
+                Finding(
+                    "E-PATCH",
+                    f"{key[0]}/{key[1]} is in no group of the series",
+                    where=str(path),
+                    hint=f"name it in {series_path}, or move it to patches/retired/",
+                )
+            )
     faults += _series_faults(patches)
     if faults:
         raise StrataError(faults)
@@ -157,8 +168,14 @@ def read_patch(directory: Path, group: str) -> Patch:
         relative = path.relative_to(base).as_posix()
         tree = TREES.get(relative.split("/", 1)[0])
         if tree is None:
-            raise StrataError(Finding("E-PATCH", "a new file must lie below files/vllm_ascend, files/csrc or files/vllm",
-                                      where=str(path), patch=directory.name))  # fmt: skip
+            raise StrataError(
+                Finding(
+                    "E-PATCH",
+                    "a new file must lie below files/vllm_ascend, files/csrc or files/vllm",
+                    where=str(path),
+                    patch=directory.name,
+                )
+            )
         files[tree, relative] = path
     return Patch(directory.name, group, spec, directory, files)
 
@@ -178,24 +195,57 @@ def _series_faults(patches: list[Patch]) -> list[Finding]:
         for need in sorted(requirements(patch)):
             if need not in position:
                 error = unknown_patch(need, position)
-                faults.append(Finding("E-REQUIRES", f"requires {need!r}, which is not in the series", patch=patch.id,
-                                      where=str(patch.yaml_path), hint=error.findings[0].hint))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-REQUIRES",
+                        f"requires {need!r}, which is not in the series",
+                        patch=patch.id,
+                        where=str(patch.yaml_path),
+                        hint=error.findings[0].hint,
+                    )
+                )
             elif position[need] >= n:
-                faults.append(Finding("E-REQUIRES", f"requires {need!r}, which comes later in the series", patch=patch.id,
-                                      where=str(patch.yaml_path), hint=f"move {need} before {patch.id}"))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-REQUIRES",
+                        f"requires {need!r}, which comes later in the series",
+                        patch=patch.id,
+                        where=str(patch.yaml_path),
+                        hint=f"move {need} before {patch.id}",
+                    )
+                )
         for other in patch.spec.conflicts:
             if other in position:
-                faults.append(Finding("E-REQUIRES", f"conflicts with {other!r}, which is in the series", patch=patch.id,
-                                      where=str(patch.yaml_path)))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-REQUIRES",
+                        f"conflicts with {other!r}, which is in the series",
+                        patch=patch.id,
+                        where=str(patch.yaml_path),
+                    )
+                )
         for key in patch.files:
             if key in owner:
-                faults.append(Finding("E-OWNER", f"{key[1]} is brought by {owner[key]} too", patch=patch.id,
-                                      where=str(patch.files[key]), hint="give the file to one patch and require that"))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-OWNER",
+                        f"{key[1]} is brought by {owner[key]} too",
+                        patch=patch.id,
+                        where=str(patch.files[key]),
+                        hint="give the file to one patch and require that",
+                    )
+                )
             owner[key] = patch.id
         if patch.spec.switch:
             name = patch.spec.switch.name
             if name in switches:
-                faults.append(Finding("E-OWNER", f"the switch {name!r} belongs to {switches[name]} too", patch=patch.id,
-                                      where=str(patch.yaml_path)))  # fmt: skip
+                faults.append(
+                    Finding(
+                        "E-OWNER",
+                        f"the switch {name!r} belongs to {switches[name]} too",
+                        patch=patch.id,
+                        where=str(patch.yaml_path),
+                    )
+                )
             switches[name] = patch.id
     return faults

@@ -1,5 +1,8 @@
-"""What `make image` promises, on a copy of this checkout: nothing again when nothing changed, no operator compiled for a
-Python patch, patches left out, bases that are not what their patches were written for, and requests nobody can serve."""
+"""What `make image` promises, on a copy of this checkout.
+
+Nothing again when nothing changed, no operator compiled for a Python patch, patches left out, bases that are not what
+their patches were written for, and requests nobody can serve.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,10 @@ class Checkout:
         self.root = directory / "checkout"
         listed = subprocess.run(
             ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +50,12 @@ class Checkout:
         return subprocess.run(
             [sys.executable, "-c", MAIN, "image", "build", "--version", VERSION, *arguments],
             env={**os.environ, "PYTHONPATH": str(self.root / "scripts"), **variables},
-            cwd=self.root, capture_output=True, text=True, timeout=900, check=False,
-        )  # fmt: skip
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +132,26 @@ def test_a_tampered_base_stops_with_the_functions_name(checkout: Checkout, engin
     change = (
         "import pathlib, re; p = pathlib.Path('" + file + "'); s = p.read_text(); "
         "head, name, rest = s.partition('def apply_logits_processors('); "
-        "at = rest.index('return '); p.write_text(head + name + rest[:at] + 'logits = logits + 0\\n        ' + rest[at:])"
+        "at = rest.index('return '); "
+        "p.write_text(head + name + rest[:at] + 'logits = logits + 0\\n        ' + rest[at:])"
     )
     (tmp_path / "Dockerfile").write_text(f'FROM base\nRUN python -c "{change}" && python -m py_compile {file}\n')
     subprocess.run(
-        ["docker", "buildx", "build", "--load", "--build-context", f"base=docker-image://{BASE}", "-t", TAMPERED, str(tmp_path)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            "docker",
+            "buildx",
+            "build",
+            "--load",
+            "--build-context",
+            f"base=docker-image://{BASE}",
+            "-t",
+            TAMPERED,
+            str(tmp_path),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     try:
         text = one_error(checkout.image("--base", TAMPERED), "NEEDS_REVIEW", 1)
     finally:
@@ -151,8 +173,10 @@ def test_the_device_path_on_a_fake_device_base(checkout: Checkout, engine: Engin
         assert image.labels["ai.strata.live-proof"] == "deferred"
         shown = subprocess.run(
             ["docker", "run", "--rm", "--network", "none", "--entrypoint", "cat", FAKE_TUNED, "/etc/strata/image.json"],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         facts = json.loads(shown)
         assert facts["base"]["variant"] == "a3" and facts["base"]["soc_version"] == "ascend910_9391"
         assert len(facts["operators"]) >= 42

