@@ -55,6 +55,12 @@ TOOLS = (
     "typing_extensions",
 )
 _SPACE = 3_000_000_000
+NEEDS_NPU = {
+    "embedded": "not shown by this image, needs an NPU and CANN: compiled operators, numerics of NPU kernels, graph "
+    "capture, SuperKernel, multi-stream order, memory, every timing; this image serves on the CPU only",
+    "device": "not shown at build, needs an NPU: the live proof (at the first start), numerics of NPU kernels, graph "
+    "capture, SuperKernel, multi-stream order, memory, every timing",
+}
 
 
 @dataclass(frozen=True)
@@ -361,6 +367,7 @@ def labels_for(
         if operators
         else "as shipped",
         "ai.strata.live-proof": "passed" if known.base.kind == "embedded" else "deferred",
+        "ai.strata.needs-npu": NEEDS_NPU[known.base.kind],
     }
     return {k: v for k, v in labels.items() if v}
 

@@ -78,6 +78,7 @@ def test_labels_say_base_series_and_compiler() -> None:
     assert labels["ai.strata.patches"].split(",") == series.ids
     a3 = image.labels_for(A3, fake_image(), series, ROOT, operators=False)  # type: ignore[arg-type]
     assert (a3["ai.strata.live-proof"], a3["ai.strata.operators"]) == ("deferred", "as shipped")
+    assert "CPU only" in labels["ai.strata.needs-npu"] and "live proof" in a3["ai.strata.needs-npu"]
 
 
 def test_plan_text_is_complete() -> None:
