@@ -68,13 +68,13 @@ class TokenLanguage:
         """Of the tokens of a symbol, of a ``<between:…>`` region, or of the file (None or empty)."""
         doc = document(source, self.family)
         where = region(doc, symbol, None)
-        return token_fingerprint(doc.texts[where.start : where.stop])
+        return token_fingerprint(doc.spelled[where.start : where.stop])
 
     def body_fingerprint(self, source: str, symbol: str) -> str:
         """Without the token of the symbol's own name (the last part of a qualified one)."""
         doc = document(source, self.family)
         where = region(doc, symbol, None)
-        texts = doc.texts[where.start : where.stop]
+        texts = doc.spelled[where.start : where.stop]
         if where.symbol and "<between:" not in where.symbol:
             del texts[doc.symbol(where.symbol).name - where.start]
         return token_fingerprint(texts)

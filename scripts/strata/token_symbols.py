@@ -69,6 +69,25 @@ class Document:
         self.texts = [t.text for t in self.tokens]
         self.starts = [t.start for t in self.tokens]
 
+    @cached_property
+    def spelled(self) -> list[str]:
+        """The texts as fingerprints take them: marked where white space alone changes the meaning, the value
+        in ``#define F (x)`` and the argument in ``run 2 >log``.
+        """
+        spelled = list(self.texts)
+        for n in range(1, len(spelled)):
+            before, token = self.tokens[n - 1], self.tokens[n]
+            if before.end == token.start:
+                continue
+            if self.family == "cpp":
+                defines = token.directive and self.texts[max(n - 3, 0) : n - 1] == ["#", "define"]
+                apart = defines and token.text == "("
+            else:
+                apart = self.family == "shell" and token.text[0] in "<>" and before.text.isdigit()
+            if apart:
+                spelled[n] = " " + spelled[n]
+        return spelled
+
     def line(self, offset: int) -> int:
         """1-based line of a character offset."""
         return self.source.count("\n", 0, offset) + 1

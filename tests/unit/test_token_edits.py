@@ -683,3 +683,13 @@ def test_brackets_of_our_kernels_and_host_code_pair_up(real_trees: Trees) -> Non
                 odd.append(path.name)
     assert odd == []
     assert functions > 5000
+
+
+@pytest.mark.parametrize(
+    ("file", "one", "other"),
+    [("a.h", "#define F(x) x\n", "#define F (x) x\n"), ("a.sh", "run 2>log\n", "run 2 >log\n")],
+)
+def test_white_space_that_has_a_meaning_counts(file: str, one: str, other: str) -> None:
+    language = token_language(file)
+    assert language.fingerprint(one, None) != language.fingerprint(other, None)
+    assert language.fingerprint(one, None) == language.fingerprint(one.replace(" ", "  "), None)
