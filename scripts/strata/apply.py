@@ -274,6 +274,11 @@ def _hash(path: Path) -> str | None:
         ) from error
 
 
+def _home(path: Path) -> Path:
+    """The directory that a file of a tree really lies in."""
+    return path.parent.resolve()
+
+
 def _check_clean(plan: Plan, trees: Trees) -> None:
     """Every file must be what the plan was made on, and a file of its own: a rename would cut a link off."""
     dirty = []
@@ -287,6 +292,20 @@ def _check_clean(plan: Plan, trees: Trees) -> None:
                 expected="a regular file of the tree",
                 found=f"a link to {trees.path(*links[0]).readlink()}",
                 hint="put the file itself there",
+            )
+        )
+    outside = [
+        path for path in plan.original if not _home(trees.path(*path)).is_relative_to(trees.roots[path[0]])
+    ]
+    if outside:
+        raise StrataError(
+            Finding(
+                "E-WRITE",
+                "a directory of the tree leads out of it",
+                where=str(At(tree=outside[0][0], file=outside[0][1])),
+                expected=f"a directory below {trees.roots[outside[0][0]]}",
+                found=str(_home(trees.path(*outside[0]))),
+                hint="put a real directory in the place of the link",
             )
         )
     for (tree, file), before in plan.original.items():

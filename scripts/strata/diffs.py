@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from posixpath import normpath
 
 from strata.fingerprint import token_fingerprint
 from strata.languages import language_of
@@ -182,7 +183,8 @@ def _read_file(reader: _Reader) -> FileDiff:
         )
     if new == "/dev/null":
         raise _refused("deletes a file", _strip(old, old), number)
-    before, after = _strip(old, new), _strip(new, old)
+    # "diff -u ./a ./b" names a file in another way than an edit does: one file has one name
+    before, after = normpath(_strip(old, new)), normpath(_strip(new, old))
     if before != after:
         raise _refused("renames a file", f"{before} to {after}", number)
     if after.startswith("/") or ".." in after.split("/"):

@@ -38,8 +38,9 @@ class At(Strict):
         if not match or (rest and "/" not in head and "." not in head and head not in ("vllm", "vllm-ascend")):
             raise ValueError(f"{text!r} is not [tree::]file[::qualified name] (trees: vllm-ascend, vllm)")
         file = match["file"]
-        if file.startswith("/") or ".." in file.split("/"):
-            raise ValueError(f"{file!r} must be a path inside the tree, without '..'")
+        # one file has one name: two edits of a file under two names would not see each other
+        if any(part in ("", ".", "..") for part in file.split("/")) or "\\" in file or not file.isprintable():
+            raise ValueError(f"{file!r} must be a path inside the tree, without '..', '.' or '//'")
         return cls(tree=match["tree"] or DEFAULT_TREE, file=file, symbol=match["symbol"])
 
     def __str__(self) -> str:
@@ -114,7 +115,7 @@ class Edit(Strict):
     """One change of one place. Exactly one verb (or ``diff``); see docs/patches.md for the grammar."""
 
     at: AtField | None = None
-    for_: tuple[str, ...] | None = Field(default=None, alias="for")
+    for_: Annotated[tuple[Text, ...], Field(min_length=1)] | None = Field(default=None, alias="for")
     on: str | None = None
     find: Text | None = None
     in_: Text | None = Field(default=None, alias="in")

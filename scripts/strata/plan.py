@@ -12,7 +12,7 @@ from strata.config import read_text
 from strata.errors import Finding, StrataError
 from strata.languages import language_of
 from strata.model import DEFAULT_TREE, At, Edit
-from strata.plan_findings import finding_of, parses, similar_files, summary, unparsable
+from strata.plan_findings import compiles, finding_of, similar_files, summary, unparsable
 from strata.python_imports import bindings, parse_imports
 from strata.series import TREES, Patch, Series
 from strata.spans import PlaceFault, Placement, Span
@@ -451,7 +451,7 @@ class _Planner:
 
     def _check_results(self) -> None:
         for path, text in self.plan.files.items():
-            if path[1].endswith(".py") and not parses(text):
+            if path[1].endswith(".py") and not compiles(text):
                 self._blame(path, text)
 
     def _blame(self, path: FilePath, text: str) -> None:
@@ -464,7 +464,7 @@ class _Planner:
         touching = list(dict.fromkeys(j.key[1] for j in self.jobs if path in j.spans))
         guilty = [
             i for i in touching
-            if not parses(text_of(self._state(path, frozenset(self.series.closure([i])), top)))
+            if not compiles(text_of(self._state(path, frozenset(self.series.closure([i])), top)))
         ]  # fmt: skip
         for i in guilty:
             alone = text_of(self._state(path, frozenset(self.series.closure([i])), top))

@@ -53,18 +53,21 @@ def summary(edit: Edit) -> str:
     return f"{edit.verb}: {words.strip().splitlines()[0][:60]}"
 
 
-def parses(text: str) -> bool:
+def compiles(text: str) -> bool:
     return syntax_error(text) is None
 
 
-def syntax_error(text: str) -> SyntaxError | None:
+def syntax_error(text: str, flags: int = 0) -> SyntaxError | None:
+    """What keeps a text from being compiled; flags: as of ``compile``, ``ast.PyCF_ONLY_AST`` to parse it
+    only.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(text.removeprefix("\ufeff"))
+            compile(text.removeprefix("\ufeff"), "<result>", "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         return error
-    except ValueError as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         return SyntaxError(str(error))
     return None
 
@@ -74,8 +77,12 @@ def unparsable(at: At, text: str, what: str) -> Finding:
     assert error is not None
     line = error.lineno or 0
     lines = text.splitlines()
+    # "return" outside of a function parses
+    parses = syntax_error(text, ast.PyCF_ONLY_AST) is None
     return Finding(
-        "E-RESULT", f"{what} is not valid Python: {error.msg}", where=f"{at} (line {line} of the result)",
-        expected="Python that parses", found=lines[line - 1].strip()[:120] if 0 < line <= len(lines) else "",
+        "E-COMPILE" if parses else "E-RESULT", f"{what} is not valid Python: {error.msg}",
+        where=f"{at} (line {line} of the result)" if line else str(at),
+        expected="Python that compiles" if parses else "Python that parses",
+        found=lines[line - 1].strip()[:120] if 0 < line <= len(lines) else "",
         hint="mend the edits that meet there",
     )  # fmt: skip

@@ -104,7 +104,7 @@ def parse_with_captures(text: str, what: str) -> list[ast.stmt]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return ast.parse(encode(text, dict(zip(names, stars, strict=False)))).body
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             first = first or (error if isinstance(error, SyntaxError) else SyntaxError(str(error)))
     assert first is not None
     raise PlaceFault(

@@ -53,7 +53,7 @@ class Trees:
         path = self.path(tree, file)
         try:
             return path.read_bytes().decode("utf-8")
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except UnicodeDecodeError as error:
             raise StrataError(
@@ -69,7 +69,12 @@ class Trees:
         except OSError as error:
             raise StrataError(
                 Finding(
-                    "E-READ", "the file cannot be read", where=str(path), found=error.strerror or str(error)
+                    "E-READ",
+                    "the file cannot be read",
+                    where=str(path),
+                    expected="a readable file",
+                    found=error.strerror or str(error),
+                    hint="check its name and its permissions",
                 )
             ) from error
 

@@ -233,7 +233,8 @@ def test_what_does_not_compile_is_not_written(case: Case, tmp_path: Path) -> Non
     # parses, but is no code: return outside a function
     bad = {"r": {"edits": [{"at": "vllm_ascend/b.py", "append": "return 1"}]}}
     plan = plan_series(make_series(tmp_path / "bad", bad), case.trees, VERSION)
-    assert not plan.faults
+    assert [(f.finding.code, f.patch) for f in plan.faults] == [("E-COMPILE", "r")]  # check says so already
+    plan.faults.clear()
     with pytest.raises(StrataError) as found:
         compile_check(plan)
     assert found.value.findings[0].code == "E-COMPILE"
@@ -385,3 +386,12 @@ def test_trees_must_be_trees(tmp_path: Path) -> None:
     with pytest.raises(StrataError) as found:
         Trees.at(tmp_path)
     assert {f.code for f in found.value.findings} == {"E-TREE"}
+
+
+def test_nothing_is_written_through_a_directory_that_leads_out(case: Case, tmp_path: Path) -> None:
+    new = {"n": {"files": {"vllm_ascend/strata/n.py": "x = 1\n"}}}
+    (tmp_path / "elsewhere").mkdir()
+    (case.trees.roots["vllm-ascend"] / "vllm_ascend/strata").symlink_to(tmp_path / "elsewhere")
+    plan = plan_series(make_series(tmp_path / "linked", new), case.trees, VERSION)
+    assert code_of(lambda: write(plan, case.trees)) == "E-WRITE"
+    assert list((tmp_path / "elsewhere").iterdir()) == []

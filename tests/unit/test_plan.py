@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from series_tools import VERSION, codes, make_plan, make_series, make_trees
-from strata.model import At
+from strata.model import At, Edit
 from strata.plan import plan_series
 
 FILE = "vllm_ascend/m.py"
@@ -330,3 +330,39 @@ def test_the_digest_covers_patch_files(tmp_path: Path) -> None:
     before = series.digest()
     (series["d"].directory / "fix.patch").write_text(diff.replace("return 1", "return 2"))
     assert series.digest() != before
+
+
+@pytest.mark.parametrize("file", ["vllm_ascend/./a.py", "vllm_ascend//a.py", "./a.py", "a\0.py", "a/"])
+def test_a_file_has_one_name(file: str) -> None:
+    """Edits of one file under two names would not see each other."""
+    with pytest.raises(ValueError, match="path inside the tree"):
+        At.parse(file)
+
+
+def test_a_diff_names_a_file_as_an_edit_does(tmp_path: Path) -> None:
+    text = "--- ./vllm_ascend//a.py\n+++ ./vllm_ascend//a.py\n@@ -1,2 +1,2 @@\n-x = 1\n+x = 2\n y = 1\n"
+    files = {"vllm_ascend/a.py": "x = 1\ny = 1\n"}
+    edits = [{"diff": "f.patch"}, {"at": "vllm_ascend/a.py", "find": "y = 1", "replace": "y = 2"}]
+    plan = make_plan(tmp_path, files, {"p": {"edits": edits, "diffs": {"f.patch": text}}})
+    assert codes(plan) == []
+    assert plan.files == {("vllm-ascend", "vllm_ascend/a.py"): "x = 2\ny = 2\n"}
+
+
+def test_a_directory_is_no_file_to_edit(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, {}, {"p": {"edits": [{"at": "vllm_ascend", "find": "x", "delete": True}]}})
+    assert codes(plan) == ["E-FILE-GONE"]
+
+
+def test_an_edit_for_no_base_is_refused() -> None:
+    with pytest.raises(ValueError, match="for"):
+        Edit.model_validate({"at": "a.py", "for": [], "append": "x = 1"})
+
+
+def test_endless_expressions_are_faults(tmp_path: Path) -> None:
+    deep = "1" + "+1" * 20000
+    files = {"vllm_ascend/a.py": "def f(x):\n    y = 1\n    return x\n"}
+    at = "vllm_ascend/a.py::f"
+    for edit in ({"at": at, "find": deep, "delete": True}, {"at": at, "find": "x", "replace": deep}):
+        assert codes(make_plan(tmp_path, files, {"p": {"edits": [edit]}})) == ["E-EDIT"]
+    new = {"p": {"edits": [], "files": {"vllm_ascend/strata/a.py": f"x = {deep}\n"}}}
+    assert codes(make_plan(tmp_path, files, new)) == ["E-RESULT"]
