@@ -108,6 +108,27 @@ class Base:
             self._prints[key] = None if text is None else fingerprint_in(text, at, body=body)
         return self._prints[key]
 
+    def fault(self, at: At) -> Finding | None:
+        """Why a file that is there gives no fingerprint, other than that it has no such symbol."""
+        text = self.text(at.path)
+        try:
+            if text is not None:
+                language_of(at.file).fingerprint(text, at.symbol)
+        except PlaceFault as fault:
+            if fault.code != "E-SYMBOL-GONE":
+                return Finding(
+                    fault.code,
+                    fault.message,
+                    where=f"{at}" + (f" (line {fault.line})" if fault.line else ""),
+                    expected=fault.expected,
+                    found=fault.found,
+                    hint="take the file from the release again"
+                    if fault.code == "E-PARSE"
+                    else "name one of them in 'uses'",
+                    details=tuple(fault.candidates),
+                )
+        return None
+
     def symbols(self, path: tuple[str, str]) -> dict[str, Symbol]:
         """The symbols of a file by qualified name; empty for a file that is missing or does not parse."""
         if path not in self._symbols:
@@ -329,6 +350,10 @@ def _of_patch(patch_id: str, result: Survey, base: Base) -> list[Verdict]:
             continue  # a new file of the series: its content is the series' own
         fingerprint = base.fingerprint(at)
         if fingerprint is None:
+            unclear = base.fault(at)
+            if unclear is not None:
+                verdicts.append(fault_verdict(patch_id, at, unclear))
+                continue
             locked = lock.use(at) if lock else None
             verdicts.append(
                 gone_verdict(

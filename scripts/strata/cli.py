@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from strata import __version__
-from strata.errors import EXIT_COULD_NOT_RUN, EXIT_NEEDS_PERSON, StrataError
+from strata.errors import EXIT_COULD_NOT_RUN, EXIT_NEEDS_PERSON, Finding, StrataError
 
 # command -> (module, attribute, help); imported when used, so that one part's dependencies don't load for another
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -65,6 +65,16 @@ def main(argv: list[str] | None = None) -> int:
         code = error.exit_code
     except click.ClickException as error:
         error.show()
+        code = EXIT_COULD_NOT_RUN
+    except RecursionError:
+        finding = Finding(
+            "E-DEPTH",
+            "code is nested too deeply to be looked at",
+            expected="expressions of ordinary depth, in the trees and in the series",
+            found=f"more than {sys.getrecursionlimit()} levels",
+            hint="look for what a generator or a damaged download left there",
+        )
+        click.echo(finding.render(), err=True)
         code = EXIT_COULD_NOT_RUN
     except click.Abort:
         click.echo("stopped", err=True)

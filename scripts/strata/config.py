@@ -22,11 +22,16 @@ class Strict(BaseModel):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe loader that refuses a key given twice: YAML's last-one-wins loses the first value silently."""
+    """Safe loader that refuses a key given twice: YAML's last-one-wins loses the first value silently.
+
+    A key is what is written: YAML 1.1 reads the bare key ``on`` as the truth value.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:bool":
+                key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -60,7 +65,13 @@ def read_text(path: Path) -> str:
         ) from error
     except OSError as error:
         raise StrataError(
-            Finding("E-READ", "the file cannot be read", where=str(path), found=error.strerror or str(error))
+            Finding("E-READ", "the file cannot be read", where=str(path), found=error.strerror or str(error),
+                    expected="a readable file", hint="check its name and its permissions")
+        ) from error
+    except ValueError as error:  # a name that no file can have
+        raise StrataError(
+            Finding("E-READ", "the file cannot be read", where=repr(str(path)), found=str(error),
+                    expected="a file name", hint="mend the name")
         ) from error
 
 
@@ -72,7 +83,13 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
         raise StrataError(
-            Finding("E-YAML", "not readable as YAML", where=place, found=getattr(error, "problem", None) or str(error))
+            Finding("E-YAML", "not readable as YAML", where=place, expected="YAML",
+                    found=getattr(error, "problem", None) or str(error), hint="mend the file at this place")
+        ) from error
+    except (ValueError, RecursionError) as error:  # a date that does not exist, brackets without end
+        raise StrataError(
+            Finding("E-YAML", "not readable as YAML", where=where, found=str(error), expected="YAML",
+                    hint="quote what is no number or date; nest no deeper than needed")
         ) from error
 
 
@@ -109,6 +126,7 @@ def _finding(fault: Any, model: type[BaseModel], where: str) -> Finding:
         where=where,
         expected=fault["msg"],
         found=_short(fault["input"]),
+        hint=f"mend {path or 'the file'} in {where}",
     )
 
 

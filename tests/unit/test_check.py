@@ -476,3 +476,12 @@ def test_the_repository_s_own_series_on_the_release(real_trees: Any) -> None:
     root = Path(__file__).resolve().parents[2]
     found = survey(load_series(root), Base(real_trees, VERSION))
     assert not no_findings(found, found.series.ids), as_text(found, found.series.ids)
+
+
+def test_a_used_symbol_that_is_not_clear_is_not_called_gone(tmp_path: Path) -> None:
+    files = {"vllm_ascend/a.py": "def f(): pass\n\n\ndef f(): pass\n", "vllm_ascend/b.py": "def (\n"}
+    uses = ["vllm_ascend/a.py::f", "vllm_ascend/b.py::g"]
+    series = make_series(tmp_path / "root", {"p": {"uses": uses}})
+    result = survey(series, Base(make_trees(tmp_path / "trees", files), VERSION))
+    found = [(v.name, v.finding.code) for v in result.verdicts["p"] if v.finding]
+    assert found == [("AMBIGUOUS", "E-AMBIGUOUS"), ("CONFLICT", "E-PARSE")]

@@ -427,3 +427,63 @@ def test_the_series_diff_applies_to_the_release(
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=out.encode(), check=True)
     assert all((tmp_path / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["title: 2026-13-45\n", "a: " + "[" * 3000, "a: " * 2000, 'edits: [{diff: "a\\0b"}]\n'],
+    ids=["no-such-date", "brackets", "colons", "null-byte"],
+)
+def test_no_yaml_ends_in_a_traceback(ready: Shell, text: str) -> None:
+    (ready.root / "patches/group/fast-step/patch.yaml").write_text(text)
+    status, _, err = ready("check")
+    assert status == 2 and "patch.yaml" in err and "next:" in err
+
+
+def test_a_name_that_no_file_has_is_a_finding(shell: Shell) -> None:
+    make_series(shell.root, {"odd": {"edits": [{"diff": "a\0b"}]}, **PATCHES})
+    status, out, _ = shell("check", "odd")
+    assert status == 1 and "E-READ" in out
+
+
+def test_on_needs_no_quotes(shell: Shell) -> None:
+    """YAML 1.1 reads the bare key ``on`` as true."""
+    text = f"""
+        title: second
+        why: a test
+        kind: build
+        edits:
+        - at: {FILE}::step
+          on: fast-step
+          find: help_it($X)
+          replace: help_it($X, 1)
+        - {{at: "{FILE}::step", on: fast-step, find: return y, before: log(y)}}
+        """
+    make_series(shell.root, {**PATCHES, "second": {}})
+    (shell.root / "patches/group/second/patch.yaml").write_text(code(text))
+    status, out, err = shell("diff", "second")
+    assert status == 0, err
+    assert "+    y = help_it(compute(x), 1)" in out and "+    log(y)" in out
+
+
+def test_check_says_what_apply_would_refuse(shell: Shell) -> None:
+    broken = {"kind": "build", "edits": [{"at": f"{FILE}::step", "find": "return y", "before": "break"}]}
+    make_series(shell.root, {**PATCHES, "broken": broken})
+    assert shell("affirm", "fast-step", "base-part", "build-list", "--reason", "read")[0] == 0
+    status, out, _ = shell("check", "broken")
+    assert status == 1 and "E-COMPILE" in out and "break" in out
+    assert shell("apply", "--dry-run")[0] == 1
+    assert shell("diff")[0] == 1
+
+
+@pytest.mark.parametrize("name", ["", "../..", "x", "0.23.0/"])
+def test_a_base_is_a_version(ready: Shell, name: str) -> None:
+    places = ("--root", str(ready.root), "--trees", str(ready.trees))
+    status, _, err = ready("affirm", "--all", "--reason", "read", *places, "--base", name, places=False)
+    assert status == 2 and "E-BASE" in err and "0.23.0" in err
+    assert not (ready.root / "fast-step.yaml").exists()
+
+
+def test_a_base_may_be_written_as_its_tag(ready: Shell) -> None:
+    places = ("--root", str(ready.root), "--trees", str(ready.trees))
+    assert ready("check", *places, "--base", f"v{VERSION}", places=False)[0] == 0

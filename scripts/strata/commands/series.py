@@ -63,7 +63,7 @@ class Setting:
 
 def _setting(trees: Path | None, base: str | None, root: Path | None) -> Setting:
     root = find_root(root)
-    version = base or default_version(root)
+    version = default_version(root) if base is None else release(root, base)
     directory = trees or root / ".strata" / "trees" / version
     if trees is None and not directory.is_dir():
         raise StrataError(
@@ -97,6 +97,26 @@ def find_root(given: Path | None) -> Path:
             hint="run it inside the repository, or name it: --root DIR",
         )
     )
+
+
+def release(root: Path, name: str) -> str:
+    """A release as its locks are filed, without the ``v`` of its tag; E-BASE for what is no version."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(name)
+    except InvalidVersion as error:
+        known = ", ".join(locked_versions(root))
+        raise StrataError(
+            Finding(
+                "E-BASE",
+                "no release has this name",
+                expected="a version" + (f" such as {known}" if known else ""),
+                found=repr(name),
+                hint="name a release of vllm-ascend: --base VERSION",
+            )
+        ) from error
+    return name.strip().removeprefix("v")
 
 
 def default_version(root: Path) -> str:
