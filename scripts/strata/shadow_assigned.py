@@ -81,7 +81,7 @@ def _of_module(module: Module, modules: Modules) -> Iterator[Written]:
         )
         reason = f"{module.file}:{dead_range.line}: {dead_range.reason}" if dead_range else ""
         for site in sites:
-            if not isinstance(site.node, ast.Assign | ast.Expr):
+            if not isinstance(site.node, ast.Assign | ast.AnnAssign | ast.Expr):
                 continue
             bound = module.bindings_in(site.scope) | _local_imports(module, site, dead_range is not None)
             outer = site.scope[0] if site.scope else ""
@@ -99,12 +99,13 @@ def _of_module(module: Module, modules: Modules) -> Iterator[Written]:
 
 def _targets(node: ast.stmt, module: Module, bound: dict[str, str]) -> Iterator[tuple[str, str, ast.expr]]:
     """(dotted owner, attribute, value) of every assignment to an attribute of something imported."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, ast.Attribute):
-                owner = module.dotted(target.value, bound)
-                if owner and not owner.startswith(module.name + "."):
-                    yield owner, target.attr, node.value
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        given = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target, value in [pair for t in given if node.value for pair in _pairs(t, node.value)]:
+            holder, name = _holder(target)
+            owner = module.dotted(holder, bound) if holder is not None else ""
+            if owner and not owner.startswith(module.name + "."):
+                yield owner, name, value
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) == 3:
         call = node.value
         if isinstance(call.func, ast.Name) and call.func.id == "setattr":
@@ -114,8 +115,42 @@ def _targets(node: ast.stmt, module: Module, bound: dict[str, str]) -> Iterator[
                     yield owner, name, call.args[2]
 
 
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each single target with what it gets; the whole value where that cannot be told."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value
+        return
+    values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    starred = any(isinstance(e, ast.Starred) for e in (*values, *target.elts))
+    plain = len(values) == len(target.elts) and not starred
+    for n, element in enumerate(target.elts):
+        yield from _pairs(element, values[n] if plain else value)
+
+
+def _holder(target: ast.expr) -> tuple[ast.expr | None, str]:
+    """What a target belongs to, and its name there: ``x.y``, ``x.__dict__["y"]``, ``vars(x)["y"]``."""
+    if isinstance(target, ast.Attribute):
+        return target.value, target.attr
+    if not (isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)):
+        return None, ""
+    space, name = target.value, target.slice.value
+    if isinstance(name, str) and isinstance(space, ast.Attribute) and space.attr == "__dict__":
+        return space.value, name
+    if (
+        isinstance(name, str)
+        and isinstance(space, ast.Call)
+        and isinstance(space.func, ast.Name)
+        and space.func.id == "vars"
+        and len(space.args) == 1
+    ):
+        return space.args[0], name
+    return None, ""
+
+
 def _strings(expression: ast.expr, module: Module) -> list[str]:
-    """The strings that an expression can be: itself, or what top-level statements bind a name to."""
+    """The strings that an expression can be: itself, or what top-level statements or the lists of loops bind
+    a name to.
+    """
     if isinstance(expression, ast.Constant):
         return [expression.value] if isinstance(expression.value, str) else []
     if not isinstance(expression, ast.Name):
@@ -123,6 +158,11 @@ def _strings(expression: ast.expr, module: Module) -> list[str]:
     found = []
     for site in module.branches.live:
         node = site.node
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List | ast.Set):
+            if isinstance(node.target, ast.Name) and node.target.id == expression.id:
+                items = [e.value for e in node.iter.elts if isinstance(e, ast.Constant)]
+                found += [item for item in items if isinstance(item, str)]
+            continue
         if (
             site.scope
             or not isinstance(node, ast.Assign | ast.AnnAssign)

@@ -82,8 +82,10 @@ def _key(trees: Trees, version: str) -> str:
     for tree, root in sorted(trees.roots.items()):
         for file in trees.files(tree):
             if file.startswith(PACKAGES[tree] + "/"):
-                info = (root / file).stat()
-                total.update(
-                    f"{root}\0{file}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\n".encode()
-                )
+                try:
+                    info = (root / file).stat()
+                    state = f"{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}"
+                except OSError as error:  # a link that leads nowhere
+                    state = str(error.errno)
+                total.update(f"{root}\0{file}\0{state}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,14 @@ def test_assigned_over_without_condition(tmp_path: Path) -> None:
     [
         ("from vllm import sched\nS = sched.Scheduler\nS.update = lambda self: 0", "Scheduler.update"),
         ("from vllm.sched import Scheduler as S\nsetattr(S, 'update', lambda self: 0)", "Scheduler.update"),
+        (
+            "from vllm.sched import Scheduler as S\nfor n in ('x', 'update'):\n    setattr(S, n, print)",
+            "Scheduler.update",
+        ),
+        ("from vllm.sched import Scheduler as S\nS.schedule, S.update = len, print", "Scheduler.update"),
+        ("from vllm.sched import Scheduler as S\nS.update: object = print", "Scheduler.update"),
+        ("import vllm.sched as s\ns.__dict__['helper'] = print", "helper"),
+        ("import vllm.sched\nvars(vllm.sched)['helper'] = print", "helper"),
         (
             "from vllm.sched import Scheduler as S\nN = 'update'\nsetattr(S, N, lambda self: 0)",
             "Scheduler.update",
@@ -425,6 +434,15 @@ def test_kept_answers_end_with_the_content(tmp_path: Path) -> None:
     assert ShadowStore(tmp_path / "cache", trees, VERSION).get("q") == answer
     assert ShadowStore(tmp_path / "cache", trees, "0.24.0").get("q") is None
     trees.path("vllm-ascend", "vllm_ascend/a.py").write_text("x = 22\n")
+    assert ShadowStore(tmp_path / "cache", trees, VERSION).get("q") is None
+
+
+def test_odd_names_and_links_are_no_crash(tmp_path: Path) -> None:
+    trees = make_trees(tmp_path / "trees", {"vllm_ascend/a.py": "x = 1\n"})
+    package = trees.roots["vllm-ascend"] / "vllm_ascend"
+    (package / "gone.py").symlink_to("nowhere")
+    (package / "loop.py").symlink_to("loop.py")
+    (package / os.fsdecode(b"\xff.py")).touch()
     assert ShadowStore(tmp_path / "cache", trees, VERSION).get("q") is None
 
 
