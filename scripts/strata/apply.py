@@ -213,7 +213,7 @@ def _is_applied(trees: Trees, digest: str) -> bool:
     if stamp is None:
         return False
     now = {t: _hash(trees.path(t.tree, t.file)) for t in stamp.targets}
-    if all(found == t.before for t, found in now.items()) and stamp.targets:
+    if all(found == t.before for t, found in now.items()) and (stamp.targets or stamp.digest != digest):
         _forget(trees)  # somebody put the sources back: the stamp is about what no longer is
         return False
     changed = [t for t, found in now.items() if found != t.after]

@@ -266,10 +266,7 @@ def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:
     subsets: also plan each patch with only its requirements, and the series less each patch.
     """
     locks = {i: read_lock(series.root, base.version, i) for i in series.ids}
-    plan = plan_series(series, base.trees, base.version)
-    moved = _moved(plan, locks, base)
-    if moved:
-        plan = plan_series(series, base.trees, base.version, moved=moved)
+    plan, moved = _followed(series, base, locks)
     result = Survey(base.version, series, plan, locks)
     for patch_id in series.ids:
         result.seen[patch_id] = _seen_edits(patch_id, plan, moved, base)
@@ -280,6 +277,25 @@ def survey(series: Series, base: Base, *, subsets: bool = True) -> Survey:
     result.interactions = _interactions(result)
     base.keep()
     return result
+
+
+def plan_on(series: Series, base: Base, only: Collection[str] | None = None) -> Plan:
+    """The plan of a series, or of ``only`` some patches with what they require, moved symbols followed as
+    :func:`survey` does it.
+    """
+    ids = series.ids if only is None else series.closure(only)
+    locks = {i: read_lock(series.root, base.version, i) for i in ids}
+    return _followed(series, base, locks, only)[0]
+
+
+def _followed(
+    series: Series, base: Base, locks: dict[str, Lock | None], only: Collection[str] | None = None
+) -> tuple[Plan, dict[At, At]]:
+    plan = plan_series(series, base.trees, base.version, only=only)
+    moved = _moved(plan, locks, base)
+    if moved:
+        plan = plan_series(series, base.trees, base.version, only=only, moved=moved)
+    return plan, moved
 
 
 def _moved(plan: Plan, locks: dict[str, Lock | None], base: Base) -> dict[At, At]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
+from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from strata.config import Strict
@@ -69,6 +70,17 @@ def _some_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_some_text)]
 
 
+def _is_release(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion:
+        raise ValueError(f"{value!r} is no release: an edit for it would never be made") from None
+    return value
+
+
+Release = Annotated[str, AfterValidator(_is_release)]
+
+
 class Switch(Strict):
     """The run-time switch of a patch; ``default: off`` where it is not always correct or not always a gain."""
 
@@ -115,7 +127,7 @@ class Edit(Strict):
     """One change of one place. Exactly one verb (or ``diff``); see docs/patches.md for the grammar."""
 
     at: AtField | None = None
-    for_: Annotated[tuple[Text, ...], Field(min_length=1)] | None = Field(default=None, alias="for")
+    for_: Annotated[tuple[Release, ...], Field(min_length=1)] | None = Field(default=None, alias="for")
     on: str | None = None
     find: Text | None = None
     in_: Text | None = Field(default=None, alias="in")

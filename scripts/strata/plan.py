@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from packaging.version import InvalidVersion, Version
+
 from strata.composition import Key, Keyed, Piece, compose, locate, text_of
 from strata.config import read_text
 from strata.errors import Finding, StrataError
@@ -100,11 +102,11 @@ def chosen_edits(patch: Patch, version: str) -> tuple[list[tuple[int, Edit, Edit
             groups[-1].append((n, edit))
         else:
             groups.append([(n, edit)])
-    wanted = version.removeprefix("v")
+    wanted = _release(version)
     out: list[tuple[int, Edit, Edit | None]] = []
     wrong: list[str] = []
     for group in groups:
-        named = [(n, e) for n, e in group if e.for_ and wanted in {v.removeprefix("v") for v in e.for_}]
+        named = [(n, e) for n, e in group if e.for_ and wanted in {_release(v) for v in e.for_}]
         default = next(((n, e) for n, e in group if e.for_ is None), None)
         if len(named) > 1:
             numbers = " and ".join(str(n + 1) for n, _ in named)
@@ -117,6 +119,14 @@ def chosen_edits(patch: Patch, version: str) -> tuple[list[tuple[int, Edit, Edit
             numbers = " and ".join(str(n + 1) for n, _ in group)
             wrong.append(f"none of edits {numbers}, variants of one another, is for {version}")
     return out, wrong
+
+
+def _release(name: str) -> Version | str:
+    """A release to compare: 0.23 is 0.23.0, and v0.23.0 its tag."""
+    try:
+        return Version(name)
+    except InvalidVersion:
+        return name
 
 
 @dataclass

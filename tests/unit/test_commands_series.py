@@ -487,3 +487,19 @@ def test_a_base_is_a_version(ready: Shell, name: str) -> None:
 def test_a_base_may_be_written_as_its_tag(ready: Shell) -> None:
     places = ("--root", str(ready.root), "--trees", str(ready.trees))
     assert ready("check", *places, "--base", f"v{VERSION}", places=False)[0] == 0
+
+
+def test_diff_follows_what_moved(ready: Shell) -> None:
+    ready.tamper("def step(x)", "def stride(x)")
+    status, out, _ = ready("check", "fast-step")
+    assert status == 0 and "MOVED" in out
+    status, out, err = ready("diff", "fast-step")
+    assert status == 0, err
+    assert "+    y = help_it(compute(x))" in out
+
+
+def test_a_series_of_nothing_leaves_the_trees_free(ready: Shell) -> None:
+    nothing = [w for i in PATCHES for w in ("--without", i)]
+    assert ready("apply", *nothing)[0] == 0
+    assert ready("check")[0] == 0
+    assert ready("apply")[0] == 0

@@ -366,3 +366,11 @@ def test_endless_expressions_are_faults(tmp_path: Path) -> None:
         assert codes(make_plan(tmp_path, files, {"p": {"edits": [edit]}})) == ["E-EDIT"]
     new = {"p": {"edits": [], "files": {"vllm_ascend/strata/a.py": f"x = {deep}\n"}}}
     assert codes(make_plan(tmp_path, files, new)) == ["E-RESULT"]
+
+
+def test_a_variant_names_a_release(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no release"):
+        Edit.model_validate({"at": "a.py", "for": ["23.x"], "append": "x = 1"})
+    edits = [{"at": "vllm_ascend/a.py", "for": ["0.23"], "append": "x = 1"}]
+    plan = make_plan(tmp_path, {"vllm_ascend/a.py": "y = 1\n"}, {"p": {"edits": edits}}, version="0.23.0")
+    assert plan.files == {("vllm-ascend", "vllm_ascend/a.py"): "y = 1\nx = 1\n"}

@@ -15,7 +15,7 @@ import click
 
 from strata.affirm import Change
 from strata.affirm import affirm as new_locks
-from strata.check import Base, Survey, survey, touching
+from strata.check import Base, Survey, plan_on, survey, touching
 from strata.errors import EXIT_NEEDS_PERSON, Finding, StrataError
 from strata.export import series_data, write_out
 from strata.fingerprint import tree_hash
@@ -266,12 +266,11 @@ def diff(ids: tuple[str, ...], tree: str | None, setting: Setting) -> int:
     Paths are relative to the tree, for `git apply` or `patch -p1` there. Where both trees change, they begin
     with the tree's directory and the diff is for the directory that holds both.
     """
-    from strata.plan import plan_series
     from strata.udiff import unified
 
     series = setting.series()
     only = series.closure(_known(series, ids))
-    plan = plan_series(series, setting.base(series).trees, setting.version, only=only)
+    plan = plan_on(series, setting.base(series), only)
     if plan.faults:
         raise StrataError([f.finding for f in plan.faults], EXIT_NEEDS_PERSON)
     paths = [path for path in sorted(plan.files) if tree in (None, path[0])]
