@@ -9,6 +9,7 @@ branches import.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,7 +79,7 @@ class ShadowInfo:
         found = [*self._idle(at, line)]
         if at.symbol and at.symbol != "<module>":
             name = plain_name(at.symbol)
-            found += [*self._assigned(at, name), *self._replaced(at, name)]
+            found += [*self._assigned(at, name), *self._rebound(at, name), *self._replaced(at, name)]
         always = {s.by for s in found if not s.condition}
         unique = dict.fromkeys(s for s in found if not s.condition or s.by not in always)
         return sorted(unique, key=lambda s: (bool(s.condition), s.verdict != "IDLE", s.by))
@@ -113,6 +114,33 @@ class ShadowInfo:
     def _mentions(self, file: str, words: set[str]) -> bool:
         text = self._modules.text("vllm-ascend", file) or ""
         return any(word in text for word in words)
+
+    def _rebound(self, at: At, name: str) -> Iterator[Shadow]:
+        """What top-level statements of the file itself put in the definition's place after it: ``C.m = …``,
+        ``del f``, an import of the name. A plain ``f = …`` is a definition of its own, ``f#2``.
+        """
+        module = self._modules.module(at.tree, at.file)
+        for site in module.branches.live if module is not None else ():
+            written = [w for w in _rebinds(site.node) if name == w or name.startswith(w + ".")]
+            if site.scope or not written or module is None:
+                continue
+            defined = module.all_definitions.get(written[0], [])
+            if not defined or site.node.lineno <= max(n.end_lineno or 0 for n in defined):
+                continue
+            conditions = [*site.conditions]
+            tries = (n for n in module.node.body if isinstance(n, ast.Try))
+            if any(n.lineno <= site.node.lineno <= (n.end_lineno or 0) for n in tries):
+                conditions.append("where that does not fail")
+            value = getattr(site.node, "value", None)
+            if isinstance(value, ast.expr) and written[0] in ast.unparse(value):
+                conditions.append("what takes its place is made from it")
+            yield Shadow(
+                "assigned",
+                "SHADOWED",
+                f"{at.file}:{site.node.lineno}",
+                f"{written[0]} is bound anew",
+                _join(conditions),
+            )
 
     # --- replaced classes
 
@@ -258,3 +286,15 @@ def shadow_map(trees: TreeSource, version: str) -> ShadowInfo:
 
 
 __all__ = ["Shadow", "ShadowInfo", "module_name", "plain_name", "shadow_map"]
+
+
+def _rebinds(node: ast.stmt) -> list[str]:
+    """Names and ``C.m`` that a statement binds anew or takes away, in the order written."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [a.asname or a.name.split(".", 1)[0] for a in node.names]
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.Assign):
+        targets = [t for t in node.targets if isinstance(t, ast.Attribute)]
+    return [ast.unparse(t) for t in targets if isinstance(t, ast.Name | ast.Attribute)]

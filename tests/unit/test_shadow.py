@@ -110,6 +110,25 @@ def test_the_ways_to_write_it(tmp_path: Path, body: str, target: str) -> None:
     assert why(found, f"vllm::vllm/sched.py::{target}") is not None
 
 
+@pytest.mark.parametrize(
+    ("tail", "at", "conditional"),
+    [
+        ("Scheduler.update = print", "Scheduler.update", False),
+        ("Scheduler.update = helper(Scheduler.update)", "Scheduler.update", True),
+        ("from vllm.other import free", "free", False),
+        ("try:\n    from vllm.other import free\nexcept ImportError:\n    pass", "free", True),
+        ("import vllm.other as Scheduler", "Scheduler.update", False),
+        ("del free", "free", False),
+    ],
+)
+def test_a_file_that_binds_its_own_names_anew(tmp_path: Path, tail: str, at: str, conditional: bool) -> None:
+    after = info(tmp_path, {"vllm::vllm/sched.py": SCHEDULER + tail + "\n"})
+    found = why(after, f"vllm::vllm/sched.py::{at}")
+    assert found is not None and found.verdict == "SHADOWED" and bool(found.condition) == conditional
+    before = info(tmp_path / "before", {"vllm::vllm/sched.py": "from vllm.other import free\n" + SCHEDULER})
+    assert why(before, "vllm::vllm/sched.py::free") is None
+
+
 def test_a_wrapper_that_keeps_the_original_is_conditional(tmp_path: Path) -> None:
     found = info(
         tmp_path,
