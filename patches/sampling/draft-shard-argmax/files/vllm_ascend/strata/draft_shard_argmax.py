@@ -24,7 +24,7 @@ def logits(proposer: Any, hidden_states: torch.Tensor, **named: Any) -> Logits:
     Full logits if the switch is off and while a debugger that dumps the model's tensors is attached.
     """
     compute = proposer.model.compute_logits
-    if not ENABLED or proposer.runner.debugger is not None:
+    if not ENABLED or getattr(proposer.runner, "debugger", None) is not None:
         return compute(hidden_states, **named)
     return shard_argmax.logits(compute, hidden_states, **named)
 

@@ -36,7 +36,9 @@ def forward(
             f"for {drafts.shape[0]} drafts of {requests} requests"
         )
     if metadata.max_spec_len > upstream.MAX_SPEC_LEN:
-        raise ValueError(f"{metadata.max_spec_len} drafts per request; the kernels take {upstream.MAX_SPEC_LEN}")
+        raise ValueError(
+            f"{metadata.max_spec_len} drafts per request; the kernels take {upstream.MAX_SPEC_LEN}"
+        )
     output = torch.full(
         (requests, metadata.max_spec_len + 1),
         upstream.PLACEHOLDER_TOKEN_ID,
@@ -63,6 +65,12 @@ def forward(
         upstream.rejection_greedy_sample_spec_len_1_pytorch(output, drafts, target_token_ids, bonus)
     else:
         upstream.rejection_greedy_sample_pytorch(
-            output, metadata.cu_num_draft_tokens, drafts, target_token_ids, bonus, counts, metadata.max_spec_len
+            output,
+            metadata.cu_num_draft_tokens,
+            drafts,
+            target_token_ids,
+            bonus,
+            counts,
+            metadata.max_spec_len,
         )
     return SamplerOutput(sampled_token_ids=output, logprobs_tensors=None)

@@ -76,9 +76,7 @@ def logits_or_tokens(
     return None, tokens(logits, runner.input_batch.sampling_metadata, spec_decode_metadata)
 
 
-def applies(
-    runner: Any, scheduler_output: Any, spec_decode_metadata: SpecDecodeMetadata | None
-) -> bool:
+def applies(runner: Any, scheduler_output: Any, spec_decode_metadata: SpecDecodeMetadata | None) -> bool:
     """Whether sampling this batch comes down to an argmax, of logits that are split over several ranks."""
     return (
         get_tp_group().world_size > 1
@@ -211,9 +209,7 @@ def sample(
     if token_ids is None:
         return runner._sample(logits, spec_decode_metadata)
     if spec_decode_metadata is None:
-        return SamplerOutput(
-            sampled_token_ids=token_ids.to(torch.int32).unsqueeze(-1), logprobs_tensors=None
-        )
+        return SamplerOutput(sampled_token_ids=token_ids.to(torch.int32).unsqueeze(-1), logprobs_tensors=None)
     drafts = spec_decode_metadata.draft_token_ids.shape[0]
     return runner.rejection_sampler.forward_greedy_presampled(
         spec_decode_metadata, token_ids[:drafts], token_ids[drafts:]
