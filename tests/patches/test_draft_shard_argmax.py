@@ -208,14 +208,6 @@ def step_drafts(rank: int, seeds: int) -> list[str]:
     return wrong
 
 
-def test_merged_drafts_equal() -> None:
-    assert tp2.run(merged_drafts, 16) == [[], []]
-
-
-def test_step_drafts_equal() -> None:
-    assert tp2.run(step_drafts, 6) == [[], []]
-
-
 class Asked:
     """A model that says whether its logits were asked for in full."""
 
@@ -297,3 +289,11 @@ def test_switch_constant_is_bound() -> None:
     from vllm_ascend.strata import switches
 
     assert ("draft_shard_argmax", draft_shard_argmax.__name__, "ENABLED") in switches._constants
+
+
+def test_merged_drafts_equal() -> None:
+    assert tp2.run(merged_drafts, 16) == [[], []]
+
+
+def test_step_drafts_equal() -> None:
+    assert tp2.run(step_drafts, 6) == [[], []]

@@ -7,7 +7,7 @@ upstream's own argmax call, and get upstream's logits where the shards can't ans
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -15,7 +15,7 @@ from vllm_ascend.strata import shard_argmax, switches
 
 ENABLED: bool = switches.bind("draft_shard_argmax", __name__)
 
-Logits = torch.Tensor | shard_argmax.ShardLogits | None
+Logits: TypeAlias = torch.Tensor | shard_argmax.ShardLogits | None
 
 
 def logits(proposer: Any, hidden_states: torch.Tensor, **named: Any) -> Logits:

@@ -191,8 +191,8 @@ def stop_mask(
 def _on_device(processor: MinTokensLogitsProcessor, places: list[tuple[int, int]]) -> Indices | None:
     if not places:
         return None
-    host = torch.tensor(places, dtype=torch.int64, pin_memory=processor.pin_memory)
-    rows, columns = host.to(processor.device, non_blocking=True).unbind(1)
+    host = torch.tensor(tuple(zip(*places, strict=True)), dtype=torch.int64, pin_memory=processor.pin_memory)
+    rows, columns = host.to(processor.device, non_blocking=True)
     return rows, columns
 
 
