@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import pickle
 import socket
 import traceback
@@ -105,6 +106,8 @@ def _join(rank: int, port: int) -> None:
     import torch_npu  # noqa: F401
     from vllm_ascend.utils import adapt_patch
 
+    # a container without network has no other interface, and its name leads nowhere
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     adapt_patch(is_global_patch=True)
     adapt_patch()
     torch.set_num_threads(1)
