@@ -86,8 +86,8 @@ def applies(runner: Any, scheduler_output: Any, spec_decode_metadata: SpecDecode
         and runner.broadcast_pp_output is False
         and runner.is_pooling_model is False
         and runner.debugger is None
-        and scheduler_output.has_structured_output_requests is False
-        and scheduler_output.pending_structured_output_tokens is False
+        and not scheduler_output.has_structured_output_requests
+        and not scheduler_output.pending_structured_output_tokens
         and type(runner.sampler) is AscendSampler
         and (
             spec_decode_metadata is None
