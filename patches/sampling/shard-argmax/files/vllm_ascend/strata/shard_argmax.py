@@ -150,10 +150,10 @@ def splits(processor: Any, lm_head: Any, group: GroupCoordinator) -> bool:
         or get_ascend_config().enable_reduce_sample is not False
     ):
         return False
+    # the original vocabulary fills the shard: added tokens would stand between the ranks' columns
     shard, width = lm_head.shard_indices, lm_head.num_embeddings_per_partition
     return (
         lm_head.tp_size == group.world_size
-        and shard.num_added_elements_padded == 0
         and shard.num_org_elements_padded == width
         and shard.padded_org_vocab_start_index == group.rank_in_group * width
         and 0 < processor.org_vocab_size <= group.world_size * width < 2**31
