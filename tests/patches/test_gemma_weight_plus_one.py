@@ -92,7 +92,7 @@ def build(*modules: nn.Module) -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
 
 
 def random_bits(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
