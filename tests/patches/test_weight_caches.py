@@ -45,7 +45,9 @@ def fresh(enable: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     enable(transposed_conv_weights)
     monkeypatch.setattr(weight_caches, "_arenas", [])
     monkeypatch.setattr(weight_changes, "pending", False)
+    monkeypatch.setattr(weight_changes, "every_step", False)
     monkeypatch.setenv("VLLM_ASCEND_ENABLE_NZ", "0")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
 def kept(model: nn.Module) -> dict[tuple[nn.Module, str], torch.Tensor]:
@@ -182,11 +184,11 @@ def forward(config: Any) -> None:
 
 
 def step(continued: list[str]) -> None:
-    """A step's entry: the real execute_model of a runner that has nothing else, and so fails behind it."""
+    """A step's entry: the real execute_model of a runner that has nothing, so that it fails behind it."""
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
     output = types.SimpleNamespace(scheduled_cached_reqs=types.SimpleNamespace(req_ids=continued))
-    with pytest.raises(AttributeError, match="vllm_config"):
+    with pytest.raises(AttributeError, match="has no attribute"):
         NPUModelRunner.execute_model(object.__new__(NPUModelRunner), output)
 
 
@@ -384,6 +386,17 @@ def test_a_steady_step_refreshes_nothing(worker: Any, config: Any, monkeypatch: 
         run_method(types.SimpleNamespace(**{name: lambda: None}), name, (), {})
     step(continued=["a", "b"])
     forward(config)
+
+
+def test_in_the_users_process_every_step_looks(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of the same process writes to param.data while requests run, without any call."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    worker = new_worker(config, monkeypatch)
+    watched = Watched(worker, config)
+    for seed in range(3):
+        write_data(worker.model_runner.model, seed)
+        step(continued=["a"])
+        watched.check()
 
 
 def test_calls_mark_on_both_sides() -> None:

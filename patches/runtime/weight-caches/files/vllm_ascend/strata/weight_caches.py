@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm import envs
 from vllm.logger import logger
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
@@ -87,6 +88,8 @@ def build(runner: Any) -> None:
         logger.info("Strata: weights are offloaded, no derived tensors are kept.")
         return
     _arenas[:] = [arena for arena in _arenas if any(slot.module() is not None for slot in arena.slots)]
+    # the engine, and the worker with it, in the process of whoever uses vLLM as a library
+    weight_changes.every_step = not envs.VLLM_ENABLE_V1_MULTIPROCESSING
     modules = list(_modules(runner))
     for kind in _kinds.values():
         if kind.enabled():

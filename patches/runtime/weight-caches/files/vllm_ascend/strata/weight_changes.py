@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 pending: bool = False
 """The mark itself; cleared only by ``weight_caches.settle``."""
 
+every_step: bool = False
+"""Whether each step marks: set at building where user code shares the process and could write at any time."""
+
 STEP_CALLS: frozenset[str] = frozenset(
     {"execute_model", "sample_tokens", "take_draft_token_ids", "execute_dummy_batch", "check_health"}
 )
@@ -57,10 +60,9 @@ def call(method: Any) -> AbstractContextManager[None]:
 
 
 def step(scheduler_output: SchedulerOutput) -> None:
-    """Before a step: marks if it continues no request of an earlier one.
+    """Before a step: marks if it continues no request of an earlier one, or if every step has to.
 
-    Between two generations code of the same process may have written to the parameters without any call that
-    could be seen.
+    Between two generations something may have written to the parameters without any call that could be seen.
     """
-    if not scheduler_output.scheduled_cached_reqs.req_ids:
+    if every_step or not scheduler_output.scheduled_cached_reqs.req_ids:
         mark()
