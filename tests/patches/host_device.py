@@ -112,4 +112,8 @@ class LateBuffer:
         host from overwriting it.
         """
         content = self.cpu.clone() if n is None else self.cpu[:n].clone()
-        return self.gpu.copy_(content, non_blocking=True) if n is None else self.gpu[:n].copy_(content, non_blocking=True)
+        return (
+            self.gpu.copy_(content, non_blocking=True)
+            if n is None
+            else self.gpu[:n].copy_(content, non_blocking=True)
+        )

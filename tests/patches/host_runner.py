@@ -1,6 +1,6 @@
 """The real NPUModelRunner as far as a step's inputs go, without a model: upstream's ``_update_states``,
-``_prepare_inputs``, ``_pad_query_start_loc_for_fia`` and ``_build_attention_metadata`` on CPU tensors, with the
-Triton kernel of the slot mapping in Triton's interpreter.
+``_prepare_inputs``, ``_pad_query_start_loc_for_fia`` and ``_build_attention_metadata`` on CPU tensors, with
+the Triton kernel of the slot mapping in Triton's interpreter.
 
 ``RunnerUnderTest`` replays steps of :class:`Scheduler`, a small stand-in for vLLM's scheduler that makes real
 SchedulerOutputs: arrivals, exits, preemption and resumption, chunked prefill, drafts, new blocks.
@@ -34,9 +34,7 @@ def make_tables(monkeypatch: pytest.MonkeyPatch, world: int = 1) -> None:
     """Parallel groups of ``world`` context-parallel ranks for tables that are made from now on."""
     from vllm_ascend.worker import block_table
 
-    monkeypatch.setattr(
-        block_table, "get_pcp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0)
-    )
+    monkeypatch.setattr(block_table, "get_pcp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0))
     monkeypatch.setattr(
         block_table, "get_dcp_group", lambda: SimpleNamespace(world_size=world, rank_in_group=0)
     )
@@ -44,7 +42,8 @@ def make_tables(monkeypatch: pytest.MonkeyPatch, world: int = 1) -> None:
 
 
 def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's slot mapping kernel, the real one, in Triton's interpreter; vllm-ascend's tables use it from now on.
+    """vLLM's slot mapping kernel, the real one, in Triton's interpreter; vllm-ascend's tables use it from
+    now on.
 
     vLLM decides about Triton when it is first imported. Its file is loaded once more here, with the real
     Triton in place of vLLM's placeholder, so that the order of the tests does not matter.
@@ -113,7 +112,8 @@ class Request:
 class Scheduler:
     """Makes SchedulerOutputs; deterministic for a sequence of calls.
 
-    optimistic: as under asynchronous speculation, a request's computed tokens count its last drafts as accepted.
+    optimistic: as under asynchronous speculation, a request's computed tokens count its last drafts as
+    accepted.
     """
 
     def __init__(self, optimistic: bool = False) -> None:
@@ -245,9 +245,9 @@ def _sampling() -> Any:
 
 
 BUFFERS = (
-    "query_start_loc", "gdn_query_start_loc", "discard_request_indices", "discard_request_mask", "req_indices",
-    "query_pos", "num_scheduled_tokens", "num_decode_draft_tokens", "num_accepted_tokens", "prev_positions",
-    "prev_num_draft_tokens", "input_ids",
+    "query_start_loc", "gdn_query_start_loc", "discard_request_indices", "discard_request_mask",
+    "req_indices", "query_pos", "num_scheduled_tokens", "num_decode_draft_tokens", "num_accepted_tokens",
+    "prev_positions", "prev_num_draft_tokens", "input_ids",
 )  # fmt: skip
 TENSORS = ("positions", "seq_lens", "num_computed_tokens")
 
@@ -255,7 +255,9 @@ TENSORS = ("positions", "seq_lens", "num_computed_tokens")
 class RunnerUnderTest:
     """A runner with real methods and buffers; ``runner`` is the NPUModelRunner itself."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, drafts: int = 0, asynchronous: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, drafts: int = 0, asynchronous: bool = False
+    ) -> None:
         from vllm.config import CUDAGraphMode
         from vllm.v1.worker import gpu_model_runner
         from vllm_ascend.worker import model_runner_v1, npu_input_batch
@@ -267,7 +269,9 @@ class RunnerUnderTest:
         make_tables(monkeypatch)
         self.modes = CUDAGraphMode
         runner = self.runner = object.__new__(model_runner_v1.NPUModelRunner)
-        speculative = SimpleNamespace(method="mtp", num_speculative_tokens=drafts, use_ngram_gpu=lambda: False)
+        speculative = SimpleNamespace(
+            method="mtp", num_speculative_tokens=drafts, use_ngram_gpu=lambda: False
+        )
         vars(runner).update(
             device=CPU,
             pin_memory=False,
@@ -408,7 +412,9 @@ class RunnerUnderTest:
         runner = self.runner
         tokens = result[2]
         requests = runner.input_batch.num_reqs
-        counts = np.array([output.num_scheduled_tokens[n] for n in runner.input_batch.req_ids], dtype=np.int32)
+        counts = np.array(
+            [output.num_scheduled_tokens[n] for n in runner.input_batch.req_ids], dtype=np.int32
+        )
         tokens_padded, requests_padded = tokens, requests
         uniform = bool((counts == runner.uniform_decode_query_len).all())
         if padded and uniform:
@@ -449,8 +455,8 @@ class RunnerUnderTest:
             state.output_token_ids.extend(new)
 
     def carry_over(self, sampled: dict[str, list[int]]) -> None:
-        """What the next step of asynchronous speculation finds on the device: sampled tokens and drafts, and how
-        many of the last drafts were right.
+        """What the next step of asynchronous speculation finds on the device: sampled tokens and drafts,
+        and how many of the last drafts were right.
         """
         runner, batch = self.runner, self.runner.input_batch
         drafts = max(runner.num_spec_tokens, 1)

@@ -75,7 +75,14 @@ def test_equal_to_the_device(events: list[dict[str, Any]], speculative: bool, as
                 assert torch.equal(found, expected)
 
 
-START = {"arrive": [5], "leave": None, "swap": None, "chunk": 40, "drafts": 0, "right": [0] * host_runner.MAX_REQS}
+START = {
+    "arrive": [5],
+    "leave": None,
+    "swap": None,
+    "chunk": 40,
+    "drafts": 0,
+    "right": [0] * host_runner.MAX_REQS,
+}
 
 
 @pytest.fixture
@@ -83,7 +90,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     host_runner.interpreted_kernel(monkeypatch)
 
 
-def test_a_rejected_draft_under_asynchronous_scheduling(kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_draft_under_asynchronous_scheduling(
+    kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the published form gets wrong: the host is ahead of the device by the rejected drafts."""
     side = Side(monkeypatch, True, drafts=2, asynchronous=True)
     steady = START | {"arrive": [], "drafts": 2}
@@ -123,7 +132,12 @@ def test_the_device_computes_nothing(kernel: None, monkeypatch: pytest.MonkeyPat
 class TestGate:
     def filled(self, **changed: Any) -> bool:
         host = torch.arange(8)
-        attributes = {"use_async_spec_decode": False, "use_cp": False, "_positions_cpu_buf": host, "positions": torch.zeros_like(host)}
+        attributes = {
+            "use_async_spec_decode": False,
+            "use_cp": False,
+            "_positions_cpu_buf": host,
+            "positions": torch.zeros_like(host),
+        }
         runner: Any = SimpleNamespace(**(attributes | changed))
         done = cpu_positions.fill(runner, 5)
         if type(runner.positions) is torch.Tensor:
@@ -153,7 +167,8 @@ class TestGate:
 
     def test_the_real_properties_of_a_runner(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for drafts, asynchronous, ranks, expected in (
-            (0, False, 1, True), (0, True, 1, True), (2, False, 1, True), (2, True, 1, False), (0, False, 2, False),
+            (0, False, 1, True), (0, True, 1, True), (2, False, 1, True), (2, True, 1, False),
+            (0, False, 2, False),
         ):  # fmt: skip
             runner = host_runner.RunnerUnderTest(monkeypatch, drafts=drafts, asynchronous=asynchronous).runner
             runner.dcp_size = ranks

@@ -1,5 +1,5 @@
-"""Replay of random scheduler traces on the real runner code: after every step the simulated device must hold what
-it holds when everything is copied always, and every attention backend must be given the same.
+"""Replay of random scheduler traces on the real runner code: after every step the simulated device must
+hold what it holds when everything is copied always, and every attention backend must be given the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class Twin:
     """Two runners on the same trace: ``ours`` with the patches on, ``theirs`` with them off."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, modules: list[Any], *, drafts: int = 0, asynchronous: bool = False
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        modules: list[Any],
+        *,
+        drafts: int = 0,
+        asynchronous: bool = False,
     ) -> None:
         host_runner.interpreted_kernel(monkeypatch)
         self.modules = modules
@@ -156,9 +161,7 @@ EVENT = st.fixed_dictionaries(
         "swap": st.none() | st.tuples(RANK, RANK),
         "chunk": st.integers(3, 40),
         "drafts": st.integers(0, 2),
-        "right": st.lists(
-            st.integers(0, 2), min_size=host_runner.MAX_REQS, max_size=host_runner.MAX_REQS
-        ),
+        "right": st.lists(st.integers(0, 2), min_size=host_runner.MAX_REQS, max_size=host_runner.MAX_REQS),
         "padded": st.booleans(),
         "incident": INCIDENTS,
     }
@@ -489,7 +492,9 @@ class TestFallback:
 
 
 def test_entries_behind_the_requests() -> None:
-    """query_start_loc without padding: -1 behind the last request, however the tail got its content before."""
+    """query_start_loc without padding: -1 behind the last request, however the tail got its content
+    before.
+    """
     runner = TestFallback().runner()
     starts = runner.query_start_loc
     with host_runner.switched(TRACKING, True):

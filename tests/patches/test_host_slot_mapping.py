@@ -28,7 +28,9 @@ def switch_on(enable: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> N
     host_runner.make_tables(monkeypatch)
 
 
-def tables_of(block_sizes: list[int], kernel_sizes: list[list[int]], groups: Any = None) -> MultiGroupBlockTable:
+def tables_of(
+    block_sizes: list[int], kernel_sizes: list[list[int]], groups: Any = None
+) -> MultiGroupBlockTable:
     return MultiGroupBlockTable(
         max_num_reqs=REQS,
         max_model_len=512,
@@ -43,7 +45,11 @@ def tables_of(block_sizes: list[int], kernel_sizes: list[list[int]], groups: Any
 
 
 def runner_of(tables: Any, **changed: Any) -> Any:
-    attributes = {"use_async_spec_decode": False, "use_cp": False, "input_batch": SimpleNamespace(block_table=tables)}
+    attributes = {
+        "use_async_spec_decode": False,
+        "use_cp": False,
+        "input_batch": SimpleNamespace(block_table=tables),
+    }
     return SimpleNamespace(**(attributes | changed))
 
 
@@ -61,7 +67,9 @@ class Batch:
     def fill(self, tables: MultiGroupBlockTable, seed: int) -> None:
         """Random blocks enough for every position, on host and device; known content in the slots."""
         random = np.random.default_rng(seed)
-        ends = [int(self.positions[self.req_indices == row].max(initial=0)) + 1 for row in range(self.requests)]
+        ends = [
+            int(self.positions[self.req_indices == row].max(initial=0)) + 1 for row in range(self.requests)
+        ]
         for row, end in enumerate(ends):
             tables.add_row(
                 tuple(
@@ -101,13 +109,15 @@ SHAPES = [
 @settings(max_examples=80, phases=(Phase.explicit, Phase.generate))
 @given(
     shape=st.sampled_from(SHAPES),
-    batch=st.lists(
-        st.tuples(st.integers(0, 480), st.integers(0, 9)), min_size=1, max_size=REQS
-    ).filter(lambda requests: 0 < sum(count for _, count in requests) <= host_slot_mapping.MAX_TOKENS),
+    batch=st.lists(st.tuples(st.integers(0, 480), st.integers(0, 9)), min_size=1, max_size=REQS).filter(
+        lambda requests: 0 < sum(count for _, count in requests) <= host_slot_mapping.MAX_TOKENS
+    ),
     seed=st.integers(0, 2**16),
 )
 def test_equal_to_the_kernel(shape: Any, batch: list[tuple[int, int]], seed: int) -> None:
-    """Bit equality over the whole buffer: slots, padding up to the last batched token, and what lies behind."""
+    """Bit equality over the whole buffer: slots, padding up to the last batched token, and what lies
+    behind.
+    """
     tables = tables_of(*shape)
     step = Batch([computed for computed, _ in batch], [count for _, count in batch])
     step.fill(tables, seed)
@@ -145,7 +155,9 @@ def test_every_token_at_a_block_boundary() -> None:
 
 
 def test_mamba_groups_have_no_slots() -> None:
-    tables = tables_of(list(host_runner.PHYSICAL_BLOCK_SIZES), host_runner.KERNEL_BLOCK_SIZES, host_runner.kv_cache_groups())
+    tables = tables_of(
+        list(host_runner.PHYSICAL_BLOCK_SIZES), host_runner.KERNEL_BLOCK_SIZES, host_runner.kv_cache_groups()
+    )
     step = Batch([3, 40], [4, 4])
     step.fill(tables, 5)
     theirs, ours = step.by_kernel(tables), step.by_host(tables)

@@ -1,7 +1,7 @@
 """The early state copy against upstream's place for it, on streams that run in any order they may.
 
-Real code: ``preprocess_mamba``, the collection and ``do_mamba_copy_block``, on real state tensors; the batched
-copy kernel is a memmove on the simulated stream.
+Real code: ``preprocess_mamba``, the collection and ``do_mamba_copy_block``, on real state tensors; the
+batched copy kernel is a memmove on the simulated stream.
 """
 
 from __future__ import annotations
@@ -162,11 +162,13 @@ class Model:
             num_scheduled_tokens=scheduled,
         )
         if not self.early or self.connector:
-            self.device.drain()  # upstream's copy in its best case: its pointer lists are never rewritten too early
+            # upstream's copy in its best case: its pointer lists are never rewritten too early
+            self.device.drain()
         if self.early:
             mamba_copy_overlap.settle(self.buffers)
         mamba_utils.preprocess_mamba(
-            output, self.config, None, self.index, batch, self.requests, self.context, (copy_spec,), self.buffers
+            output, self.config, None, self.index, batch, self.requests, self.context, (copy_spec,),
+            self.buffers
         )  # fmt: skip
         if self.early:
             mamba_copy_overlap.start(self.buffers)
@@ -210,9 +212,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, seed: int) -> Streams:
 
     def memcpy(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor) -> None:
         def run() -> None:
-            for source, target, size in zip(
-                sources.tolist(), targets.tolist(), sizes.tolist(), strict=True
-            ):
+            for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
                 ctypes.memmove(target, source, size)
 
         device.current.put("work", run)
@@ -230,7 +230,9 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("connector", [False, True])
 def test_states_as_in_upstreams_order(connector: bool) -> None:
-    """Whatever the order in which the streams get on, and also with a connector that loads before the copy."""
+    """Whatever the order in which the streams get on, and also with a connector that loads before the
+    copy.
+    """
     early_copies = 0
 
     @settings(max_examples=150, phases=(Phase.explicit, Phase.generate))

@@ -1,13 +1,13 @@
 """What the device holds of the host's state, so that a step copies only what is not there yet.
 
-Tracking happens inside a step only, from :func:`begin` (start of ``_prepare_inputs``) to :func:`finish` (start
-of ``_build_attention_metadata``). A step that begins and does not finish, a dummy run and waking up leave
-knowledge untrusted: the next step forgets all of it and copies everything. Outside a step every copy is
+Tracking happens inside a step only, from :func:`begin` (start of ``_prepare_inputs``) to :func:`finish`
+(start of ``_build_attention_metadata``). A step that begins and does not finish, a dummy run and waking up
+leave knowledge untrusted: the next step forgets all of it and copies everything. Outside a step every copy is
 upstream's.
 
 Block tables carry a version that each writer raises. The other buffers are short vectors, of which the last
-content copied is kept on the host and compared in full. Tracked copies go through the pinned ring, so that what
-is remembered is what arrives, whatever the host writes next.
+content copied is kept on the host and compared in full. Tracked copies go through the pinned ring, so that
+what is remembered is what arrives, whatever the host writes next.
 
 For the thread that runs the model.
 """
@@ -42,9 +42,9 @@ _epoch: int = 0
 class _Vector:
     """What the device holds of one buffer.
 
-    content: host copy of the device's vector, of which the first ``length`` entries are known; epoch: knowledge
-    of another epoch counts as none; due: index from which the device has yet to be filled with _UNUSED, or
-    None.
+    content: host copy of the device's vector, of which the first ``length`` entries are known; epoch:
+    knowledge of another epoch counts as none; due: index from which the device has yet to be filled with
+    _UNUSED, or None.
     """
 
     __slots__ = ("content", "due", "epoch", "length")
@@ -125,8 +125,8 @@ def copy(buffer: CpuGpuBuffer, count: int | None = None) -> bool:
 
 
 def copy_starts(runner: NPUModelRunner, num_reqs: int) -> bool:
-    """Bring query_start_loc to the device: its first ``num_reqs + 1`` entries now, the tail when it is known what
-    belongs there (:func:`copy_padded_starts`, else :func:`finish`).
+    """Bring query_start_loc to the device: its first ``num_reqs + 1`` entries now, the tail when it is
+    known what belongs there (:func:`copy_padded_starts`, else :func:`finish`).
 
     Between the two nobody reads the tail. False: not tracked, the caller has to copy the whole buffer.
     """

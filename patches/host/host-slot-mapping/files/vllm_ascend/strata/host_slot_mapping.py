@@ -51,7 +51,9 @@ def compute(runner: NPUModelRunner, req_indices: np.ndarray, positions: np.ndarr
 
 
 def slots_of(table: BlockTable, req_indices: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
-    """[tokens] int64 slots; None if a position lies outside the table, where the kernel reads on in memory."""
+    """[tokens] int64 slots; None if a position lies outside the table, where the kernel reads on in
+    memory.
+    """
     numbers = table.block_table.np
     blocks = positions // table.block_size
     if blocks.size and (int(blocks.max()) >= numbers.shape[1] or int(blocks.min()) < 0):

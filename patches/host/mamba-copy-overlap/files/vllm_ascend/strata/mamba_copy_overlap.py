@@ -1,7 +1,7 @@
 """The copy of mamba states to new blocks, on a stream of its own between its collection and the forward pass.
 
-The copy stream waits for what the forward pass's stream was given before (it wrote the states), and the forward
-pass waits for the copy. Without a KV connector nothing in between reads or writes the states.
+The copy stream waits for what the forward pass's stream was given before (it wrote the states), and the
+forward pass waits for the copy. Without a KV connector nothing in between reads or writes the states.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def start(buffers: MambaCopyBuffers) -> None:
 
 
 def finish(buffers: MambaCopyBuffers) -> bool:
-    """Right before the forward pass: make its stream wait for the copies. False: none were begun, upstream has
-    to make them now.
+    """Right before the forward pass: make its stream wait for the copies. False: none were begun, upstream
+    has to make them now.
     """
     copy: _Copy | None = vars(buffers).get(_ATTRIBUTE)
     if copy is None or not copy.running:
