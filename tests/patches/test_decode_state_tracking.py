@@ -272,6 +272,19 @@ class TestSaved:
         # input ids, and through the ring: positions, the slots of two attention groups
         assert sorted(counted) == ["copy"] * 3 + ["copy_to_gpu"]
 
+    def test_tracking_alone_leaves_the_input_ids(
+        self, counted: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        twin = Twin(monkeypatch, TRACKING)
+        twin.step(STEADY | {"arrive": [4], "padded": True})
+        twin.step(STEADY | {"padded": True})
+        output = twin.schedulers[0].step(40, 0)
+        counted.clear()
+        with host_runner.switched(TRACKING, True):
+            twin.ours.update(output)
+            twin.ours.metadata(output, twin.ours.inputs(output), True)
+        assert counted == ["copy_to_gpu"]
+
     def test_upstream_copies_them_all(self, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """The count of the test before, without the patches: the saving is real."""
         twin = Twin(monkeypatch, ALL)
