@@ -227,7 +227,7 @@ class Scheduler:
 
     def _grow(self, request: Request, group: int, tokens: int) -> list[int]:
         have = request.blocks[group]
-        new = []
+        new: list[int] = []
         while (len(have) + len(new)) * PHYSICAL_BLOCK_SIZES[group] < tokens:
             if self.free and self.count % 2:
                 new.append(self.free.pop())
