@@ -60,7 +60,7 @@ def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     device = MagicMock()
     device.get_current_device.return_value = 0
     device.get_device_interface.return_value = torch.cpu
-    driver.set_active(device)
+    monkeypatch.setattr(driver, "active", device)
     spec = importlib.util.spec_from_file_location("interpreted_block_table", origin.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
