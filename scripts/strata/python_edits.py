@@ -37,7 +37,7 @@ from strata.python_templates import (
     stands_alone,
 )
 from strata.python_text import ends_in_comment, indent_after_first, tokens
-from strata.spans import PlaceFault, Placement, Span
+from strata.spans import RANK_START, PlaceFault, Placement, Span
 
 
 def place(source: str, edit: Edit) -> Placement:
@@ -525,8 +525,7 @@ def _insert_at_start(work: Work, text: str, merge: str = "") -> None:
         insert_after(work, body[lead - 1], text, merge)
     else:
         insert_before(work, body[0], text)
-        if merge:
-            work.spans[-1] = replace(work.spans[-1], merge=merge)
+        work.spans[-1] = replace(work.spans[-1], merge=merge, rank=RANK_START)
 
 
 def _is_future(node: ast.stmt) -> bool:

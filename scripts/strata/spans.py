@@ -11,6 +11,7 @@ from typing import Literal
 # ranks of insertions that must come before whatever else goes to their point
 RANK_BREAK = -(10**6)  # the line break that a one-line suite needs first
 RANK_ITEM = -(10**5)  # an item at the end of a list, which ends the statement it belongs to
+RANK_START = -(10**4)  # the start of a function: outside of what is done with its first statement
 
 SpanOp = Literal["replace", "insert", "open", "close"]
 FaultCode = Literal["E-SYMBOL-GONE", "E-CONFLICT", "E-AMBIGUOUS", "E-PARTIAL", "E-EDIT", "E-PARSE"]

@@ -77,6 +77,18 @@ def test_equal_wraps_nest_in_series_order(tmp_path: Path) -> None:
     assert "    with p:\n        with q:\n            a = one(x)\n" in plan.files[PATH]
 
 
+@pytest.mark.parametrize("order", [("p", "w"), ("w", "p")])
+def test_the_start_of_a_function_is_outside_of_a_wrap_of_its_first_statement(
+    order: tuple[str, str], tmp_path: Path
+) -> None:
+    both = {
+        "p": patch(edit("f", prepend="if known(x):\n    return x")),
+        "w": patch(edit("f", find="a = one(x)", wrap="if not done(x):\n    $BODY")),
+    }
+    plan = make_plan(tmp_path, {FILE: SOURCE}, {name: both[name] for name in order})
+    assert "    if known(x):\n        return x\n    if not done(x):\n        a = one(x)\n" in plan.files[PATH]
+
+
 def test_equal_imports_of_two_patches_are_one(tmp_path: Path) -> None:
     patches = {i: patch(edit(import_="from z import q")) for i in ("p", "q")}
     assert make_plan(tmp_path, {FILE: SOURCE}, patches).files[PATH].count("from z import q") == 1
