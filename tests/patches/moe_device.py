@@ -141,6 +141,11 @@ class Device:
         dtype = options.get("output_dtype") or x[0].dtype
         return [out.to(dtype)]
 
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over two ranks that hold the same part, out of place as vLLM's contract is."""
+        self.trace.op("all_reduce")
+        return x * 2
+
     def swiglu(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         self.trace.op("swiglu")
         gate, up = x.float().chunk(2, dim)
@@ -172,6 +177,7 @@ class Device:
         scale = weight_scale.float()
         if scale.dim() == 2:
             scale = torch.repeat_interleave(scale, group_index, dim=0)
+            scale = F.pad(scale, (0, 0, 0, x.shape[0] - scale.shape[0]))  # rows of no local expert
         gate, up = (x.float() * scale * activation_scale[:, None]).chunk(2, -1)
         return quantise(F.silu(gate) * up)
 
