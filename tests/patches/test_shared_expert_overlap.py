@@ -1,5 +1,5 @@
-"""shared-expert-overlap: the sum on the stream of the shared experts exactly where that is a stream of its own,
-upstream's order everywhere else, upstream's numbers always.
+"""shared-expert-overlap: the sum on the stream of the shared experts exactly where that is a stream of its
+own, upstream's order everywhere else, upstream's numbers always.
 
 The real layer of moe_layer.py; "upstream" is the same code with the switch off. The all-reduce of
 moe_device.py returns another tensor than it is given, so that a result which is not used shows.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -40,8 +41,7 @@ layers = st.builds(
 
 @dataclass
 class Outcome:
-    """shared, routed: what the layer returns; device: its trace; side: number of the shared experts' stream, if
-    any work was issued there."""
+    """shared, routed: what the layer returns; device: its trace."""
 
     shared: torch.Tensor
     routed: torch.Tensor
@@ -145,7 +145,7 @@ class TestLayer:
         trace = moe_device.Trace(entries)
         side = next(e.stream for e in entries if e.what == "all_reduce")
         uses = [n for n, e in enumerate(entries) if e.what == "next layer"]
-        for use, end in zip(uses, uses[1:], strict=False):
+        for use, end in pairwise(uses):
             first = next(e for e in entries[use:end] if e.stream == side)
             assert first.kind == "wait"
             assert trace.recorded_on(first.what) == 0

@@ -13,8 +13,8 @@ What makes this safe, and when it is not done:
 - No collective is due (all-gather, shared-expert data parallelism): nothing is issued, as upstream.
 
 Graph capture needs no case of its own: fork and join are events, recorded and waited for in the same order.
-Neither does memory: the result is allocated for the side stream and used on the default one, as upstream's is,
-and whatever the side stream does next starts with waiting for the next layer's ``before_routed_experts``
+Neither does memory: the result is allocated for the side stream and used on the default one, as upstream's
+is, and whatever the side stream does next starts with waiting for the next layer's ``before_routed_experts``
 event, recorded behind that use.
 """
 
