@@ -7,6 +7,7 @@ that it was issued on, as do recording and waiting, so that two runs can be comp
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,10 +204,11 @@ class Device:
         *,
         active_expert_range: list[int],
         quant_mode: int,
+        expert_tokens_num_type: int,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Rows of the local experts first, sorted by expert; where each (token, choice) went; rows of each
-        expert."""
+        expert as counts (type 1) or cumulative sums (type 0)."""
         self.trace.op("init_routing")
         first, last = active_expert_range
         flat = topk_ids.reshape(-1).long()
@@ -220,6 +222,9 @@ class Device:
         scale = None
         if quant_mode == 1:
             rows, scale = quantise(rows)
+        assert expert_tokens_num_type in (0, 1)
+        if expert_tokens_num_type == 0:
+            counts = torch.tensor(list(itertools.accumulate(counts.tolist())))
         return rows, place.to(torch.int32), counts, scale
 
     def unpermute(

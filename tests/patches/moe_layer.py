@@ -26,9 +26,10 @@ from vllm_ascend.ops.fused_moe.moe_comm_method import AllGatherCommImpl
 from vllm_ascend.ops.fused_moe.moe_runtime_args import MoEPrepareOutput, build_fused_experts_input
 from vllm_ascend.ops.fused_moe.token_dispatcher import TokenDispatcherWithAllGather
 from vllm_ascend.quantization.quant_type import QuantType
-from vllm_ascend.strata import shared_expert_overlap, skip_dispatch_combine_events
+from vllm_ascend.strata import cumulative_group_list, shared_expert_overlap, skip_dispatch_combine_events
+from vllm_ascend.utils import AscendDeviceType
 
-SWITCHED = (skip_dispatch_combine_events, shared_expert_overlap)
+SWITCHED = (skip_dispatch_combine_events, shared_expert_overlap, cumulative_group_list)
 """The patches of this layer; those that a test does not turn on are off."""
 
 HIDDEN, INTERMEDIATE, EXPERTS = 16, 8, 4
@@ -37,7 +38,7 @@ HIDDEN, INTERMEDIATE, EXPERTS = 16, 8, 4
 @dataclass(frozen=True)
 class Case:
     """One layer and one step. overlap: shared experts on their own stream; gate: flash-comm3's gate
-    stream."""
+    stream; rank: of two expert-parallel ones; fusion: the fused int8 matmul."""
 
     seed: int = 0
     tokens: int = 5
@@ -51,6 +52,8 @@ class Case:
     eplb: bool = False
     expert_parallel: bool = False
     v2_runner: bool = False
+    rank: int = 1
+    fusion: bool = False
     comm: MoECommType = MoECommType.ALLGATHER
     shared_expert_dp: bool = False
     capturing: bool = False
@@ -156,13 +159,21 @@ class CommMethod(AllGatherCommImpl):
         self.token_dispatcher = TokenDispatcherWithAllGather(
             top_k=case.top_k, num_experts=EXPERTS, num_local_experts=local
         )
-        self.use_fusion_ops = False
+        self.use_fusion_ops = case.fusion
 
     def prepare(self, hidden_states: torch.Tensor, router_logits: torch.Tensor, **_: Any) -> MoEPrepareOutput:
         return MoEPrepareOutput(hidden_states, router_logits, None, None, None)
 
     def finalize(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         return hidden_states
+
+
+def expert_map(case: Case) -> torch.Tensor | None:
+    """Where each expert is on this rank of two, -1 for the other rank's."""
+    if not case.expert_parallel:
+        return None
+    local = EXPERTS // 2
+    return torch.tensor([e - case.rank * local if e // local == case.rank else -1 for e in range(EXPERTS)])
 
 
 def build_layer(case: Case) -> Any:
@@ -184,7 +195,7 @@ def build_layer(case: Case) -> Any:
         "moe_config": SimpleNamespace(num_experts=EXPERTS),
         "dynamic_eplb": case.eplb,
         "multi_stage": False,
-        "_expert_map": torch.tensor([-1, -1, 0, 1]) if case.expert_parallel else None,
+        "_expert_map": expert_map(case),
         "log2phy": torch.tensor([2, 0, 3, 1]) if case.eplb else None,
         "e_score_correction_bias": None,
         "_original_routed_scaling_factor": 1.0,
@@ -228,7 +239,8 @@ def environment(case: Case, on: Iterable[ModuleType] = ()) -> Iterator[tuple[Any
             patch.setattr(module, "ENABLED", module in on)
         runner = SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=case.v2_runner)
         patch.setattr(ascend_forward_context, "envs_vllm", runner)
-        patch.setattr(token_dispatcher, "get_ep_group", lambda: SimpleNamespace(rank_in_group=1))
+        patch.setattr(token_dispatcher, "get_ep_group", lambda: SimpleNamespace(rank_in_group=case.rank))
+        patch.setattr(cumulative_group_list, "get_ascend_device_type", lambda: AscendDeviceType.A2)
         patch.setattr(AscendFusedMoE, "gate_stream", torch.npu.Stream())
         patch.setattr(fused_moe_0_23_0, "shared_expert_dp_enabled", lambda: case.shared_expert_dp)
         patch.setattr(fused_moe_0_23_0, "tensor_model_parallel_all_reduce", device.all_reduce)

@@ -167,7 +167,13 @@ class TestNoCollective:
     @pytest.mark.parametrize("on", [[], [shared_expert_overlap]])
     def test_what_is_allowed_issues_none(self, on: list[Any]) -> None:
         """The ground for allowing it: with shared-expert data parallelism the layer sums nothing."""
-        case = Case(overlap=True, comm=MoECommType.FUSED_MC2, shared_expert_dp=True)
+        case = Case(
+            overlap=True,
+            quantised=True,
+            quantised_shared=True,
+            comm=MoECommType.FUSED_MC2,
+            shared_expert_dp=True,
+        )
         with environment(case, on) as (layer, _, device):
             layer.shared_forward_impl(torch.randn(2, HIDDEN).bfloat16(), torch.randn(2, EXPERTS))
             assert {e.stream for e in device.trace.of("op")} == {0, 1}
