@@ -85,6 +85,7 @@ class Device:
 
     def __init__(self) -> None:
         self.trace = Trace()
+        self.prefetched: list[torch.Tensor] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch_npu
@@ -109,6 +110,7 @@ class Device:
         monkeypatch.setattr(torch_npu, "npu_grouped_matmul", self.grouped_matmul)
         monkeypatch.setattr(torch_npu, "npu_swiglu", self.swiglu)
         monkeypatch.setattr(torch_npu, "npu_dynamic_quant", self.dynamic_quant)
+        monkeypatch.setattr(torch_npu, "npu_prefetch", self.prefetch, raising=False)
         monkeypatch.setattr(torch_npu, "npu_quant_matmul", self.quant_matmul)
         monkeypatch.setattr(DeviceOperator, "npu_moe_init_routing", staticmethod(self.init_routing))
         monkeypatch.setattr(DeviceOperator, "npu_moe_token_unpermute", staticmethod(self.unpermute))
@@ -146,6 +148,13 @@ class Device:
         """The sum over two ranks that hold the same part, out of place as vLLM's contract is."""
         self.trace.op("all_reduce")
         return x * 2
+
+    def prefetch(self, weight: torch.Tensor, start: torch.Tensor, size: int, offset: int) -> None:
+        """Notes itself with the bytes asked for."""
+        assert isinstance(start, torch.Tensor) and offset == 0
+        assert 0 < size <= weight.numel() * weight.element_size()
+        self.prefetched.append(weight)
+        self.trace.op(f"prefetch {size}")
 
     def swiglu(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         self.trace.op("swiglu")

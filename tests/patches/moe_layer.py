@@ -26,10 +26,20 @@ from vllm_ascend.ops.fused_moe.moe_comm_method import AllGatherCommImpl
 from vllm_ascend.ops.fused_moe.moe_runtime_args import MoEPrepareOutput, build_fused_experts_input
 from vllm_ascend.ops.fused_moe.token_dispatcher import TokenDispatcherWithAllGather
 from vllm_ascend.quantization.quant_type import QuantType
-from vllm_ascend.strata import cumulative_group_list, shared_expert_overlap, skip_dispatch_combine_events
+from vllm_ascend.strata import (
+    cumulative_group_list,
+    shared_expert_overlap,
+    shared_expert_weight_prefetch,
+    skip_dispatch_combine_events,
+)
 from vllm_ascend.utils import AscendDeviceType
 
-SWITCHED = (skip_dispatch_combine_events, shared_expert_overlap, cumulative_group_list)
+SWITCHED = (
+    skip_dispatch_combine_events,
+    shared_expert_overlap,
+    cumulative_group_list,
+    shared_expert_weight_prefetch,
+)
 """The patches of this layer; those that a test does not turn on are off."""
 
 HIDDEN, INTERMEDIATE, EXPERTS = 16, 8, 4
@@ -99,6 +109,7 @@ class SharedExperts(torch.nn.Module):
                 return x.float().matmul(weight).to(x.dtype), None
 
         linear = Linear()
+        linear.weight = weight.T
         if quantised:
             values, scale = moe_device.quantise(weight.T.contiguous())
             linear.weight, linear.weight_scale, linear.weight_scale_fp32 = values.T, scale, scale
