@@ -110,6 +110,7 @@ class TestCapacity:
         enable(limits)
         config = SimpleNamespace(additional_config=additional)
         assert limits.tokens_per_rank(config) == 512
+        assert limits.tokens_per_rank(SimpleNamespace()) == 512
         assert [limits.decode_tokens(n, config) for n in (1, 511, 512, 513, 4000)] == [1, 511, 512, 512, 512]
 
     @pytest.mark.parametrize(("requests", "tp", "expected"), [(600, 6, 600), (1, 8, 8), (10000, 2, 1024)])

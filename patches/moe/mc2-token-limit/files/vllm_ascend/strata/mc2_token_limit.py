@@ -74,7 +74,7 @@ def tokens_per_rank(vllm_config: VllmConfig) -> int:
     """The most tokens per rank that go through MC2: the checked setting, 512 without one or with the switch
     off.
     """
-    additional = vllm_config.additional_config
+    additional = getattr(vllm_config, "additional_config", None)
     if not ENABLED or not isinstance(additional, Mapping):
         return UPSTREAM_LIMIT
     limit: int = additional.get(KEY, UPSTREAM_LIMIT)

@@ -27,6 +27,8 @@ ENABLED: bool = switches.bind("attention_weight_prefetch", __name__)
 
 _NEXT = "strata_next_attention"
 _JOINS = "strata_joins_prefetch"
+_FULL = ("qkv_proj", "o_proj")
+_LINEAR = ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "out_proj")
 _projections: dict[str, tuple[torch.nn.Module, ...]] = {}
 """Name of a decoder layer -> the linear layers of its attention, in the order of use."""
 
@@ -88,14 +90,9 @@ def _decoders(model: torch.nn.Module) -> Iterator[dict[int, tuple[str, torch.nn.
 
 
 def _projections_of(layer: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
-    if layer.layer_type == "full_attention":
-        names, attention = ("qkv_proj", "o_proj"), layer.self_attn
-    else:
-        names, attention = (
-            ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "out_proj"),
-            layer.linear_attn,
-        )
-    found = (getattr(attention, name, None) for name in names)
+    full = layer.layer_type == "full_attention"
+    attention = layer.self_attn if full else layer.linear_attn
+    found = (getattr(attention, name, None) for name in (_FULL if full else _LINEAR))
     return tuple(module for module in found if module is not None)
 
 
