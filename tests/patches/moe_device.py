@@ -7,6 +7,7 @@ that it was issued on, as do recording and waiting, so that two runs can be comp
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,7 @@ class Device:
 
     def __init__(self) -> None:
         self.trace = Trace()
+        self.prefetched: list[torch.Tensor] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch_npu
@@ -108,6 +110,7 @@ class Device:
         monkeypatch.setattr(torch_npu, "npu_grouped_matmul", self.grouped_matmul)
         monkeypatch.setattr(torch_npu, "npu_swiglu", self.swiglu)
         monkeypatch.setattr(torch_npu, "npu_dynamic_quant", self.dynamic_quant)
+        monkeypatch.setattr(torch_npu, "npu_prefetch", self.prefetch, raising=False)
         monkeypatch.setattr(torch_npu, "npu_quant_matmul", self.quant_matmul)
         monkeypatch.setattr(DeviceOperator, "npu_moe_init_routing", staticmethod(self.init_routing))
         monkeypatch.setattr(DeviceOperator, "npu_moe_token_unpermute", staticmethod(self.unpermute))
@@ -141,6 +144,18 @@ class Device:
         dtype = options.get("output_dtype") or x[0].dtype
         return [out.to(dtype)]
 
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over two ranks that hold the same part, out of place as vLLM's contract is."""
+        self.trace.op("all_reduce")
+        return x * 2
+
+    def prefetch(self, weight: torch.Tensor, start: torch.Tensor, size: int, offset: int) -> None:
+        """Notes itself with the bytes asked for."""
+        assert isinstance(start, torch.Tensor) and offset == 0
+        assert 0 < size <= weight.numel() * weight.element_size()
+        self.prefetched.append(weight)
+        self.trace.op(f"prefetch {size}")
+
     def swiglu(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         self.trace.op("swiglu")
         gate, up = x.float().chunk(2, dim)
@@ -172,6 +187,7 @@ class Device:
         scale = weight_scale.float()
         if scale.dim() == 2:
             scale = torch.repeat_interleave(scale, group_index, dim=0)
+            scale = F.pad(scale, (0, 0, 0, x.shape[0] - scale.shape[0]))  # rows of no local expert
         gate, up = (x.float() * scale * activation_scale[:, None]).chunk(2, -1)
         return quantise(F.silu(gate) * up)
 
@@ -197,10 +213,11 @@ class Device:
         *,
         active_expert_range: list[int],
         quant_mode: int,
+        expert_tokens_num_type: int,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Rows of the local experts first, sorted by expert; where each (token, choice) went; rows of each
-        expert."""
+        expert as counts (type 1) or cumulative sums (type 0)."""
         self.trace.op("init_routing")
         first, last = active_expert_range
         flat = topk_ids.reshape(-1).long()
@@ -214,6 +231,9 @@ class Device:
         scale = None
         if quant_mode == 1:
             rows, scale = quantise(rows)
+        assert expert_tokens_num_type in (0, 1)
+        if expert_tokens_num_type == 0:
+            counts = torch.tensor(list(itertools.accumulate(counts.tolist())))
         return rows, place.to(torch.int32), counts, scale
 
     def unpermute(
