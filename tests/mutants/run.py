@@ -19,15 +19,16 @@ import dataclasses
 import hashlib
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,15 @@ IMAGE_PYTHON = "/opt/base/venv/bin/python"
 IMAGE_STUBS = "/opt/base/stubs"
 COPIED = ("docs", "images", "layers", "patches", "scripts", "tests")
 TIMEOUT_S = 300
+# as the conftest of tests/patches has it; torch reads these when it is imported
+ENVIRONMENT = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_PLUGINS": "ascend",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,14 @@ class Host:
     """Where the mutants of a patched tree run.
 
     python: the base's interpreter; tree: the source tree with ``vllm_ascend``; path: directories for
-    PYTHONPATH behind it (stand-in modules on a host without NPU).
+    PYTHONPATH behind it (stand-in modules on a host without NPU); free: preloaded processes that nobody uses
+    now, None for a new process each time.
     """
 
     python: Path
     tree: Path
     path: tuple[Path, ...]
+    free: queue.Queue[subprocess.Popen[str]] | None = None
 
 
 def known_mutants() -> list[Mutant]:
@@ -122,7 +134,7 @@ def run_on_tree(mutant: Mutant, host: Host) -> Outcome:
         view = Path(directory).resolve() / "tree"
         overlay(host.tree, mutant.target, mutated, view)
         tests = [str(ROOT / test) for test in mutant.tests]
-        return timed(mutant, host.python, [view, *host.path], view, tests, Path(directory))
+        return timed(mutant, host, [view, *host.path], view, tests, Path(directory))
 
 
 def run_on_repository(mutant: Mutant) -> Outcome:
@@ -133,7 +145,7 @@ def run_on_repository(mutant: Mutant) -> Outcome:
         copy = copy_repository(Path(directory).resolve() / "repository")
         (copy / original.relative_to(ROOT)).write_text(mutated, encoding="utf-8")
         tests = [str(copy / test) for test in mutant.tests]
-        return timed(mutant, Path(sys.executable), [copy / "scripts"], None, tests, Path(directory))
+        return timed(mutant, None, [copy / "scripts"], None, tests, Path(directory))
 
 
 def copy_repository(into: Path) -> Path:
@@ -149,11 +161,11 @@ def copy_repository(into: Path) -> Path:
 
 
 def timed(
-    mutant: Mutant, python: Path, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path
+    mutant: Mutant, host: Host | None, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path
 ) -> Outcome:
     """Run the tests of a made mutant and judge."""
     start = time.monotonic()
-    code, report, _ = pytest_run(python, path, root, tests, out, stop_early=True)
+    code, report = pytest_run(host, path, root, tests, out, stop_early=True)
     took = time.monotonic() - start
     if code is None:
         return Outcome(mutant, "timeout", note=f"no end within {TIMEOUT_S} s", seconds=took)
@@ -161,19 +173,21 @@ def timed(
 
 
 def pytest_run(
-    python: Path, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path, *, stop_early: bool
-) -> tuple[int | None, Report | None, str]:
-    """Run pytest on ``tests`` in a process group of its own: exit code (None: timeout), report, output's end.
+    host: Host | None, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path, *, stop_early: bool
+) -> tuple[int | None, Report | None]:
+    """Run pytest on ``tests`` in a process group of its own: exit code (None: timeout) and report.
 
-    root: where vllm_ascend must come from; out: a directory for what the run writes.
+    host: whose Python runs it, None for this one; root: where vllm_ascend must come from; out: a directory
+    for what the run writes.
     """
     result = out / "report.json"
     result.unlink(missing_ok=True)
     work = out / "work"
     work.mkdir(exist_ok=True)
+    path = [*path, HERE / "plugin"]
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [*path, HERE / "plugin"])),
+        **(ENVIRONMENT if host else {}),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(work / "hypothesis"),
         "STRATA_MUTANT_REPORT": str(result),
@@ -181,30 +195,88 @@ def pytest_run(
         "STRATA_TREES": os.environ.get("STRATA_TREES", str(ROOT / ".strata" / "trees" / "0.23.0")),
     }
     options = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "strata_mutant_report"]
-    command = [str(python), "-m", "pytest", *options, *(["-x"] if stop_early else []), *tests]
-    with subprocess.Popen(
-        command,
-        cwd=work,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-            code: int | None = process.returncode
-        except subprocess.TimeoutExpired:
-            code = None
-            output = ""
-        finally:
-            with suppress(ProcessLookupError):  # workers of a test outlive it only if it hung
-                os.killpg(process.pid, signal.SIGKILL)
+    arguments = [*options, *(["-x"] if stop_early else []), *tests]
+    if host and host.free:
+        request = {
+            "args": arguments,
+            "path": [str(directory) for directory in path],
+            "env": environment,
+            "cwd": str(work),
+            "output": str(out / "output.txt"),
+            "timeout": TIMEOUT_S,
+        }
+        code = _ask(host.free, request)
+    else:
+        python = host.python if host else Path(sys.executable)
+        code = _run([str(python), "-m", "pytest", *arguments], work, {**os.environ, **environment})
     report = None
     if code is not None and result.is_file():
         fields = json.loads(result.read_text(encoding="utf-8"))
         report = Report(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-    return code, report, "\n".join(output.splitlines()[-15:])
+    return code, report
+
+
+def _run(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> int | None:
+    null = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=null, stderr=null, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # workers of a test outlive it only if it hung
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ask(free: queue.Queue[subprocess.Popen[str]], request: dict[str, object]) -> int | None:
+    server = free.get()
+    try:
+        assert server.stdin and server.stdout
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        reply = server.stdout.readline()
+    finally:
+        free.put(server)
+    if not reply:
+        raise MutantError(f"the process that runs the tests ended with exit code {server.poll()}")
+    code: int | None = json.loads(reply)
+    return code
+
+
+@contextmanager
+def preloaded(host: Host, number: int) -> Iterator[Host]:
+    """``host`` with ``number`` processes that have loaded what all runs load (preloaded.py)."""
+    path = [str(host.tree), *map(str, host.path)]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": ""}
+    servers = [
+        subprocess.Popen(
+            [str(host.python), str(HERE / "preloaded.py"), *path],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(number)
+    ]
+    free: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+    try:
+        for server in servers:
+            assert server.stdout
+            count = json.loads(server.stdout.readline() or "0")
+            if not count:
+                raise MutantError(
+                    f"{host.python} with {os.pathsep.join(path)} does not load vllm_ascend; "
+                    "see what is wrong with --fresh"
+                )
+            free.put(server)
+        yield dataclasses.replace(host, free=free)
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
 
 
 def unchanged(outcomes: Sequence[Outcome], host: Host | None) -> set[str]:
@@ -220,16 +292,13 @@ def unchanged(outcomes: Sequence[Outcome], host: Host | None) -> set[str]:
             out = Path(directory).resolve()
             if in_repository:
                 where = [str(ROOT / test) for test in sorted(tests)]
-                _, report, _ = pytest_run(
-                    Path(sys.executable), [ROOT / "scripts"], None, where, out, stop_early=False
-                )
+                _, report = pytest_run(None, [ROOT / "scripts"], None, where, out, stop_early=False)
             else:
                 assert host is not None
-                overlay(host.tree, "vllm_ascend/strata/__init__.py", None, out / "tree")
+                view = out / "tree"
+                overlay(host.tree, "vllm_ascend/strata/__init__.py", None, view)
                 where = [str(ROOT / "tests" / "patches" / test) for test in sorted(tests)]
-                _, report, _ = pytest_run(
-                    host.python, [out / "tree", *host.path], out / "tree", where, out, stop_early=False
-                )
+                _, report = pytest_run(host, [view, *host.path], view, where, out, stop_early=False)
         passed.update(report.passed if report else ())
     return passed
 
@@ -291,6 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="run N of them; 0: all")
     parser.add_argument("--seed", help="another sample; default: the content of patches and mutants")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--fresh", action="store_true", help="a new process for each run, nothing preloaded")
     parser.add_argument("--json", type=Path, help="write the outcomes there too")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     given = parser.parse_args(arguments)
@@ -316,7 +386,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             path = tuple(directory.absolute() for directory in given.path)
             host = Host(given.python.absolute(), given.tree.resolve(), path)
-            outcomes = run_here(mutants, host, given.jobs)
+            if given.fresh or not in_trees:
+                outcomes = run_here(mutants, host, given.jobs)
+            else:
+                with preloaded(host, min(given.jobs, len(in_trees))) as ready:
+                    outcomes = run_here(mutants, ready, given.jobs)
     except MutantError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
