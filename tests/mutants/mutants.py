@@ -98,7 +98,8 @@ def read(path: Path) -> list[Mutant]:
     if not isinstance(content, list) or not content:
         raise MutantError(f"{path}: expected a list of mutants, found {type(content).__name__}")
     return [
-        _parse(entry, path.stem, number, f"{path}, mutant {number}") for number, entry in enumerate(content, 1)
+        _parse(entry, path.stem, number, f"{path}, mutant {number}")
+        for number, entry in enumerate(content, 1)
     ]
 
 
@@ -157,7 +158,9 @@ def mutate(source: str, mutant: Mutant, where: str) -> str:
         try:
             same = ast.dump(ast.parse(result)) == ast.dump(ast.parse(source))
         except SyntaxError as error:
-            raise MutantError(f"{where}: {mutant.id} is no Python (line {error.lineno}: {error.msg})") from error
+            raise MutantError(
+                f"{where}: {mutant.id} is no Python (line {error.lineno}: {error.msg})"
+            ) from error
         if same:
             raise MutantError(f"{where}: {mutant.id} is the same program")
     elif result == source:
@@ -176,7 +179,9 @@ def sample(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
     for rest in by_patch.values():
         chance.shuffle(rest)
     rounds = max(map(len, by_patch.values()), default=0)
-    dealt = [by_patch[patch][turn] for turn in range(rounds) for patch in patches if turn < len(by_patch[patch])]
+    dealt = [
+        by_patch[patch][turn] for turn in range(rounds) for patch in patches if turn < len(by_patch[patch])
+    ]
     return sorted(dealt[:number], key=lambda m: (m.patch, m.number))
 
 
@@ -223,9 +228,15 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     width = max((len(o.mutant.id) for o in outcomes), default=0)
     lines = []
     for o in outcomes:
-        lines.append(f"{o.state:<8}  {o.mutant.id:<{width}}  {o.seconds:6.1f} s  {o.by[0] if o.by else o.note}")
+        lines.append(
+            f"{o.state:<8}  {o.mutant.id:<{width}}  {o.seconds:6.1f} s  {o.by[0] if o.by else o.note}"
+        )
         if o.state != "caught":
-            lines += [f"    {o.mutant.file}", f"    - {o.mutant.find.strip()}", f"    + {o.mutant.replace.strip()}"]
+            lines += [
+                f"    {o.mutant.file}",
+                f"    - {o.mutant.find.strip()}",
+                f"    + {o.mutant.replace.strip()}",
+            ]
             lines += [f"    {o.note}"] if o.by and o.note else []
     caught = sum(o.state == "caught" for o in outcomes)
     lines.append(f"{caught} of {len(outcomes)} mutants caught")

@@ -87,7 +87,9 @@ def patch_file(mutant: Mutant, root: Path = ROOT) -> Path:
     """The file that the mutant changes, in the repository. Raises MutantError if there is none."""
     found = sorted((root / "patches").glob(f"*/{mutant.patch}/{mutant.file}"))
     if len(found) != 1:
-        raise MutantError(f"{mutant.id}: {len(found)} files patches/*/{mutant.patch}/{mutant.file}, expected one")
+        raise MutantError(
+            f"{mutant.id}: {len(found)} files patches/*/{mutant.patch}/{mutant.file}, expected one"
+        )
     return found[0]
 
 
@@ -161,7 +163,12 @@ def copy_repository(into: Path) -> Path:
 
 
 def timed(
-    mutant: Mutant, host: Host | None, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path
+    mutant: Mutant,
+    host: Host | None,
+    path: Sequence[Path],
+    root: Path | None,
+    tests: Sequence[str],
+    out: Path,
 ) -> Outcome:
     """Run the tests of a made mutant and judge."""
     start = time.monotonic()
@@ -173,7 +180,13 @@ def timed(
 
 
 def pytest_run(
-    host: Host | None, path: Sequence[Path], root: Path | None, tests: Sequence[str], out: Path, *, stop_early: bool
+    host: Host | None,
+    path: Sequence[Path],
+    root: Path | None,
+    tests: Sequence[str],
+    out: Path,
+    *,
+    stop_early: bool,
 ) -> tuple[int | None, Report | None]:
     """Run pytest on ``tests`` in a process group of its own: exit code (None: timeout) and report.
 
@@ -333,7 +346,9 @@ def run_in_image(mutants: Sequence[Mutant], image: str, jobs: int) -> list[Outco
     if missing:
         raise MutantError(f"{image}: no result for {', '.join(missing)}")
     return [
-        Outcome(m, f["state"], tuple(f["by"]), f["note"], f["seconds"]) for m in mutants for f in [fields[m.id]]
+        Outcome(m, f["state"], tuple(f["by"]), f["note"], f["seconds"])
+        for m in mutants
+        for f in [fields[m.id]]
     ]
 
 

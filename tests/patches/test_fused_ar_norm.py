@@ -303,7 +303,9 @@ class TestLayer:
         assert all(torch.equal(one, two) for one, two in pairs)
         assert operator == []
 
-    def test_a_trace_serves_any_number_of_rows(self, enable: Callable[..., None], operator: list[Any]) -> None:
+    def test_a_trace_serves_any_number_of_rows(
+        self, enable: Callable[..., None], operator: list[Any]
+    ) -> None:
         """The number of rows is tested when the operator runs, not when the layer is traced."""
         layer = decoder_layer("full_attention")
         linear = fused_ar_norm.projection(layer)
@@ -328,7 +330,10 @@ class TestLayer:
         assert sum("strata_fused_ar_norm" in str(node.target) for node in graphs[0].graph.nodes) == 1
 
     def test_the_fake_has_the_shapes(self, operator: list[Any]) -> None:
-        x, residual = torch.empty(3, 64, device="meta"), torch.empty(3, 128, dtype=torch.bfloat16, device="meta")
+        x, residual = (
+            torch.empty(3, 64, device="meta"),
+            torch.empty(3, 128, dtype=torch.bfloat16, device="meta"),
+        )
         for tensor in fused_ar_norm.run_fake(x, residual, "layer"):
             assert (tensor.shape, tensor.dtype) == (residual.shape, residual.dtype)
             assert tensor is not residual
@@ -410,7 +415,11 @@ def on_two_ranks(rank: int, kind: str, rows: int) -> tuple[Any, ...]:
     config = VllmConfig()
     with set_current_vllm_config(config):
         linear = linears.AscendRowParallelLinear(
-            2 * WIDTH, WIDTH, bias=False, params_dtype=torch.bfloat16, prefix="model.layers.1.self_attn.o_proj"
+            2 * WIDTH,
+            WIDTH,
+            bias=False,
+            params_dtype=torch.bfloat16,
+            prefix="model.layers.1.self_attn.o_proj",
         )
     linear.weight.data.normal_(std=1 / 64)
     gemm = MagicMock(side_effect=lambda x, weight, bias: nn.functional.linear(x, weight, bias))
