@@ -1,13 +1,13 @@
 """A process that has the third-party packages loaded and forks for each pytest run.
 
-Nine tenths of a short run on a CPU go into importing torch, transformers and the like. This process imports
+A short run spends most of its time on importing torch, transformers and the like. This process imports
 once what the base's packages import of others, and nothing of vLLM, vllm-ascend, the stand-ins and Triton:
 those come fresh in every fork, from the path that the run is given (Triton decides at import whether it
 interprets). So a run differs from one in a new process only in what third-party packages do at import.
 
-Usage: ``preloaded.py DIR…`` with the directories of PYTHONPATH that a run on the unchanged code has. One JSON
-request a line on stdin: ``{args, path, env, cwd, output, timeout}``; one reply a line on stdout: the exit code
-of pytest, or null if it had to be killed.
+Usage: ``preloaded.py DIR…`` with the directories of PYTHONPATH that a run on the unchanged code has. One
+JSON request a line on stdin: ``{args, path, env, cwd, output, timeout}``; one reply a line on stdout: the
+exit code of pytest, or null if it had to be killed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 FRESH = ("vllm", "vllm_ascend", "torch_npu", "acl", "mooncake", "triton", "__main__")
@@ -124,7 +125,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a package prints while it loads is no reply
     path = sys.argv[1:]
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
+    sys.path.remove(str(Path(__file__).resolve().parent))
     names = third_party(path)
     sys.path[:0] = path
     count = preload(names)

@@ -2,7 +2,7 @@
 
     run.py --image REF                                     in the tuned image (tests/patches run there)
     run.py --python PYTHON --tree DIR [--path DIR]…        in a tree that `strata apply` patched, no engine
-    run.py … --sample 8                                    some of them: the same ones as long as the series is
+    run.py … --sample 8                                    some: the same ones as long as the series is
     run.py … greedy-fast-path min-tokens-mask-cache#2      those of a patch, or one
     run.py --list
 
@@ -354,7 +354,7 @@ def run_in_image(mutants: Sequence[Mutant], image: str, jobs: int) -> list[Outco
 
 def image_command(image: str, names: Sequence[str], out: Path, jobs: int) -> list[str]:
     """The command that runs this script in ``image``; it leaves ``outcomes.json`` in ``out``."""
-    run = ["docker", "run", "--rm", "--network", "none"]
+    run = ["docker", "run", "--rm", "--init", "--network", "none"]
     run += ["--volume", f"{ROOT / 'patches'}:/repository/patches:ro"]
     run += ["--volume", f"{ROOT / 'tests'}:/repository/tests:ro", "--volume", f"{out}:/out"]
     run += ["--env", "PYTHONDONTWRITEBYTECODE=1", "--entrypoint", IMAGE_PYTHON, image]

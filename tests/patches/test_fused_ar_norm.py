@@ -1,8 +1,8 @@
 """fused-ar-norm: where the operator may stand in, and that everything else is upstream's, bit for bit.
 
-The real forwards of the decoder layer, full attention and gated delta net around fakes of what needs a device;
-vllm-ascend's RowParallelLinear and vLLM's GemmaRMSNorm. Two gloo processes for the all-reduce. The operator
-that no image has yet is a reference of its own, in torch.
+The real forwards of the decoder layer, full attention and gated delta net around fakes of what needs a
+device; vllm-ascend's RowParallelLinear and vLLM's GemmaRMSNorm. Two gloo processes for the all-reduce. The
+operator, which no image has yet, is a recorder.
 """
 
 from __future__ import annotations

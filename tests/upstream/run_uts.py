@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--switches",
         action="append",
-        help="for a tuned run, as in STRATA_SWITCHES; once for each run. Default: all off, the image's own, all on",
+        help="of a tuned run, as in STRATA_SWITCHES; once for each. Default: all off, the image's, all on",
     )
     parser.add_argument("--base-image")
     parser.add_argument("--tuned-image")

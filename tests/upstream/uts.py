@@ -24,7 +24,8 @@ class ResultError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. name: for people, ``base`` or ``tuned (all=on)``, say; switches: what was installed, None for a tree without Strata."""
+    """One run. name: for people, ``base`` or ``tuned (all=on)``, say; switches: what was installed, None for
+    a tree without Strata."""
 
     name: str
     outcomes: Outcomes

@@ -50,8 +50,8 @@ class Facts:
     """What decides whether a layer may use the operator.
 
     schema: argument types of the installed operator, None without one; plain: the projection is unquantised,
-    without bias, reduces its result itself and no operator of vllm-ascend stands in for it; k_per_rank, hidden:
-    columns and rows of the rank's weight; lora: modules may be exchanged after loading.
+    without bias, reduces its result itself and no operator of vllm-ascend stands in for it; k_per_rank and
+    hidden: columns and rows of the rank's weight; lora: modules may be exchanged after loading.
     """
 
     schema: tuple[str, ...] | None

@@ -2,8 +2,8 @@
 
 ``enable_super_kernel`` (patch super-kernel-option) has static kernels compiled in a form that can be fused.
 torch_npu fuses them in a call on the captured graph, ``NPUGraph.super_kernel_optimize``, over what was
-captured between ``super_kernel_scope_begin`` and ``super_kernel_scope_end`` (torch_npu, ``csrc/npu/Graph.cpp``).
-The one who captures has to make these calls, and that is vllm-ascend's graph wrapper.
+captured between ``super_kernel_scope_begin`` and ``super_kernel_scope_end`` (``csrc/npu/Graph.cpp`` of
+torch_npu). The one who captures has to make these calls, and that is vllm-ascend's graph wrapper.
 
 Without the option, with the switch off, or where torch_npu has no such call the capture is upstream's. A call
 that fails stops the start: what it leaves behind of a graph is not documented, and replaying that would be a
@@ -24,8 +24,8 @@ ENABLED: bool = switches.bind("super_kernel_graph", __name__)
 
 SCOPE = "full_model"
 OPTIMIZE = {"dcci_after_kernel_end": [".*"]}
-"""Invalidate the data cache after every kernel of a super kernel: what a kernel reads as scalars may have been
-written by the one before it. Upstream's later releases fuse with the same."""
+"""Invalidate the data cache after every kernel of a super kernel: what a kernel reads as scalars may have
+been written by the one before it. Upstream's later releases fuse with the same."""
 COMPILE_OPTION = "super_kernel_optimize_options"
 """The same for the operator compiler, from torch_npu 2.10.0.post4 on."""
 
