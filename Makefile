@@ -1,12 +1,14 @@
 # The front door. `make help` lists what there is.
 #   VERSION=0.23.0   the vllm-ascend release        BASE=a3|a2|cpu|<reference>|<archive>   what to build on
 #   WITHOUT=<ids>    patches left out, by comma     OFFLINE=1   no network     PLAN=1   show, don't build
+#   SAMPLE=<n>       test-mutants: this many of them, the same ones for the same patches
 VERSION ?= 0.23.0
 BASE ?=
 WITHOUT ?=
 OFFLINE ?=
 PLAN ?=
 FORCE ?=
+SAMPLE ?=
 PROFILE ?= c1
 
 SHELL := /bin/bash
@@ -76,6 +78,10 @@ test-image: venv ## the finished image: layout, labels, arguments, make image's 
 
 test-compose: venv ## each profile comes up, answers, and goes down
 	STRATA_VERSION='$(VERSION)' $(PYTEST) tests/compose
+
+.PHONY: test-mutants
+test-mutants: venv ## one changed line of a patch at a time: its tests must notice (SAMPLE=n: some)
+	.venv/bin/python tests/mutants/run.py --image '$(IMAGE)' --jobs "$$(nproc)" $(if $(SAMPLE),--sample '$(SAMPLE)')
 
 bench: sources ## times of the engine on the real sources; ratios of the patches' host side, in the image
 	@.venv/bin/python tests/bench/engine.py --trees '$(TREES)'

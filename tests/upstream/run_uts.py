@@ -3,8 +3,9 @@
     run_uts.py --version 0.23.0 --base-image REF --tuned-image REF
     run_uts.py --version 0.23.0 --python PYTHON --base-tree DIR --tuned-tree DIR     (development, no engine)
 
-A tree is a directory with ``vllm_ascend`` and ``tests/ut``. Prints one line a run, then the differences.
-Exit 0: the same outcomes, and the expected ones; 1: not; 2: could not run.
+The tuned one runs three times: with all switches off, with the image's own defaults, with all on. A tree is a
+directory with ``vllm_ascend`` and ``tests/ut``. Prints one line a run, then the differences.
+Exit 0: the same outcomes but for the changes that expected.yaml lists; 1: not; 2: could not run.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 TIMEOUT_S = 1800
+MODES = ("all=off", "", "all=on")
+"""Switches of the tuned runs, as in STRATA_SWITCHES."""
 
 
 def pytest_arguments(junit: str) -> list[str]:
@@ -125,9 +128,13 @@ def _results(
     return uts.Run(name, uts.read_junit(out / "junit.xml"), switches)
 
 
-def compare(base: uts.Run, tuned: uts.Run, expected: dict[str, int]) -> list[str]:
-    """Print both runs' lines and the differences; return the differences."""
-    print(base.line())
+def mode_name(switches: str) -> str:
+    """``tuned (all=on)``: what a tuned run is called."""
+    return f"tuned ({switches or 'defaults'})"
+
+
+def compare(base: uts.Run, tuned: uts.Run, expected: uts.Expected) -> list[str]:
+    """Print the tuned run's line and the differences; return the differences."""
     on = ", ".join(sorted(name for name, value in (tuned.switches or {}).items() if value)) or "none"
     print(f"{tuned.line()} (switches on: {on})")
     faults = uts.differences(base, tuned, expected)
@@ -146,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", required=True, help="the base release, a key of the expected counts")
     parser.add_argument("--expected", type=Path, default=HERE / "expected.yaml")
     parser.add_argument(
-        "--switches", default="", help="for the tuned run, as in STRATA_SWITCHES; default: the image's"
+        "--switches",
+        action="append",
+        help="of a tuned run, as in STRATA_SWITCHES; once for each. Default: all off, the image's, all on",
     )
     parser.add_argument("--base-image")
     parser.add_argument("--tuned-image")
@@ -162,11 +171,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         expected = uts.read_expected(given.expected, given.version)
         if all(images):
             base = run_image("base", given.base_image, "")
-            tuned = run_image("tuned", given.tuned_image, given.switches)
         else:
             base = run_tree("base", given.base_tree.resolve(), given.python, "")
-            tuned = run_tree("tuned", given.tuned_tree.resolve(), given.python, given.switches)
-        return 1 if compare(base, tuned, expected) else 0
+        print(base.line(), flush=True)
+        faults = []
+        for switches in given.switches or MODES:
+            name = mode_name(switches)
+            if all(images):
+                tuned = run_image(name, given.tuned_image, switches)
+            else:
+                tuned = run_tree(name, given.tuned_tree.resolve(), given.python, switches)
+            faults += compare(base, tuned, expected)
+        return 1 if faults else 0
     except uts.ResultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

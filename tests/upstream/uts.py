@@ -4,8 +4,10 @@ runs them."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import yaml
@@ -22,7 +24,8 @@ class ResultError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. name: ``base`` or ``tuned``; switches: what was installed, None for a tree without Strata."""
+    """One run. name: for people, ``base`` or ``tuned (all=on)``, say; switches: what was installed, None for
+    a tree without Strata."""
 
     name: str
     outcomes: Outcomes
@@ -66,26 +69,85 @@ def _outcome(case: ElementTree.Element) -> str:
     return "passed"
 
 
-def read_expected(path: Path, version: str) -> dict[str, int]:
-    """The counts recorded for ``version``. Raises ResultError where there are none."""
+@dataclass(frozen=True)
+class Known:
+    """A test that asserts an internal which a switch changes.
+
+    test: its id; outcome: what becomes of it with the switch on; reason: what it asserts; replaced_by: our
+    test that asserts what holds instead, as a path in the repository.
+    """
+
+    test: str
+    switch: str
+    outcome: str
+    reason: str
+    replaced_by: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a release. counts: outcome -> tests on the unpatched base; known: see Known."""
+
+    counts: dict[str, int]
+    known: tuple[Known, ...] = ()
+
+
+def read_expected(path: Path, version: str) -> Expected:
+    """What is recorded for ``version``. Raises ResultError where nothing is, or something else."""
     known = yaml.safe_load(path.read_text(encoding="utf-8"))
     if version not in known:
         raise ResultError(
             f"{path}: no counts for {version!r}, only for {', '.join(known)}; record those of this base"
         )
-    counts: dict[str, int] = known[version]
-    return counts
+    content = known[version]
+    where = f"{path}, {version}"
+    if not isinstance(content, Mapping) or not {"counts"} <= content.keys() <= {"counts", "changed"}:
+        raise ResultError(f"{where}: expected counts and, where there are any, changed; found {content!r}")
+    counts = content["counts"]
+    if not isinstance(counts, Mapping) or not counts.keys() <= set(OUTCOMES):
+        raise ResultError(f"{where}: counts are {counts!r}, expected numbers of {', '.join(OUTCOMES)}")
+    entries = tuple(_known(entry, where) for entry in content.get("changed") or ())
+    if len({entry.test for entry in entries}) != len(entries):
+        raise ResultError(f"{where}: a test is listed twice in changed")
+    return Expected(dict(counts), entries)
 
 
-def differences(base: Run, tuned: Run, expected: dict[str, int]) -> list[str]:
+def _known(entry: Any, where: str) -> Known:
+    keys = ("test", "switch", "outcome", "reason", "replaced_by")
+    if not isinstance(entry, Mapping) or entry.keys() != set(keys):
+        raise ResultError(f"{where}: an entry of changed has exactly {', '.join(keys)}; found {entry!r}")
+    if not all(isinstance(entry[key], str) and entry[key].strip() for key in keys):
+        raise ResultError(f"{where}: an entry of changed has an empty field: {entry!r}")
+    if entry["outcome"] not in OUTCOMES or entry["outcome"] == "passed":
+        raise ResultError(f"{where}: {entry['test']}: outcome {entry['outcome']!r}; expected failed, say")
+    return Known(**{key: entry[key] for key in keys})
+
+
+def differences(base: Run, tuned: Run, expected: Expected) -> list[str]:
     """What is wrong, one line each; empty if both runs agree test by test and the base's counts are those
-    expected."""
+    expected.
+
+    A test that is known to change with a switch has to change exactly so where that switch is on, and may not
+    where it is off.
+    """
     faults = []
-    if base.counts() != expected:
-        faults.append(f"{base.line()}; expected {spelled(expected)}")
-    for test, outcome in sorted((base.outcomes - tuned.outcomes) + (tuned.outcomes - base.outcomes)):
-        in_base = base.outcomes[test, outcome] > tuned.outcomes[test, outcome]
-        faults.append(f"{test}: {outcome} in {base.name if in_base else tuned.name} only")
+    if base.counts() != expected.counts:
+        faults.append(f"{base.line()}; expected {spelled(expected.counts)}")
+    lost, gained = base.outcomes - tuned.outcomes, tuned.outcomes - base.outcomes
+    for known in expected.known:
+        if (tuned.switches or {}).get(known.switch) is not True:
+            continue
+        became = {outcome: number for (test, outcome), number in gained.items() if test == known.test}
+        if became == {known.outcome: 1} and lost[known.test, "passed"] == 1:
+            lost -= Counter({(known.test, "passed"): 1})
+            gained -= Counter({(known.test, known.outcome): 1})
+        elif not became:
+            faults.append(
+                f"{known.test}: listed as {known.outcome} with {known.switch} on, but is as in the base"
+            )
+    for test, outcome in sorted(lost + gained):
+        side = base if lost[test, outcome] else tuned
+        faults.append(f"{test}: {outcome} in {side.name} only")
     if base.switches is not None:
         faults.append("the base carries vllm_ascend.strata: it is no pristine base")
     if tuned.switches is None:
