@@ -419,8 +419,12 @@ def test_the_series_diff_applies_to_the_release(
     out = capsys.readouterr().out
     assert status == 0 and out.startswith("diff --git")
     files = [line.split(" b/", 1)[1] for line in out.splitlines() if line.startswith("diff --git ")]
+    both = all(
+        file.split("/", 1)[0] in real_trees.roots for file in files
+    )  # a series on both trees names them
     for file in files:
-        source = real_trees.path("vllm-ascend", file)
+        tree, name = file.split("/", 1) if both else ("vllm-ascend", file)
+        source = real_trees.path(tree, name)
         if source.exists():
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, tmp_path / file)
