@@ -21,7 +21,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+# libyaml's parser reads the series several times faster, where PyYAML was built with it
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _UniqueKeyLoader(_Loader):
     """Safe loader that refuses a key given twice: YAML's last-one-wins loses the first value silently.
 
     A key is what is written: YAML 1.1 reads the bare key ``on`` as the truth value.
