@@ -57,9 +57,12 @@ sources: venv ## the release's source trees, below .strata/trees
 test-fast: venv ## unit tests without trees, engine or network
 	$(PYTEST) -m 'not sources and not engine and not slow'
 
-test: image sources ## everything: unit tests, patches in the image, upstream's unit tests, image, compose
-	@$(MAKE) --no-print-directory --keep-going -j2 test-unit test-patches
-	@$(MAKE) --no-print-directory --keep-going test-upstream test-image test-compose
+test: bootstrap sources ## everything: unit tests, patches in the image, upstream's unit tests, image, compose
+	@$(STRATA) image build --version '$(VERSION)' --base cpu --keep-env $(if $(OFFLINE),--offline)
+	@status=0; \
+	$(MAKE) --no-print-directory --keep-going -j2 test-unit test-patches || status=1; \
+	$(MAKE) --no-print-directory --keep-going test-upstream test-image test-compose || status=1; \
+	exit $$status
 
 .PHONY: test-unit test-patches test-upstream test-image test-compose
 test-unit: sources ## unit tests, those on the release's real sources included
@@ -77,7 +80,7 @@ test-image: venv ## the finished image: layout, labels, arguments, make image's 
 	STRATA_VERSION='$(VERSION)' STRATA_IMAGE='$(IMAGE)' $(PYTEST) tests/image
 
 test-compose: venv ## each profile comes up, answers, and goes down
-	STRATA_VERSION='$(VERSION)' $(PYTEST) tests/compose
+	STRATA_IMAGE='$(IMAGE)' $(PYTEST) tests/compose
 
 .PHONY: test-mutants
 test-mutants: venv ## one changed line of a patch at a time: its tests must notice (SAMPLE=n: some)

@@ -65,8 +65,10 @@ NEEDS_NPU = {
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. base: as in ``BASE=``; without: patch ids; force: build on a base that differs from
-    its pin.
+    """What was asked for.
+
+    base: as in ``BASE=``; without: patch ids; force: build on a base that differs from its pin; point_compose: write the
+    image into ``.env``, from which compose takes it.
     """
 
     version: str
@@ -74,6 +76,7 @@ class Request:
     without: tuple[str, ...] = ()
     offline: bool = False
     force: bool = False
+    point_compose: bool = True
 
 
 def tool_pins(lock: str) -> list[str]:
@@ -469,7 +472,8 @@ def build(request: Request, root: Path, say: Say, out: Callable[[str], None]) ->
         tuned.dockerfile, engine, image, root, work_directory(root) / "build"
     )
     replace(tuned, dockerfile=dockerfile).run(say)
-    write_environment(root / ".env", known)
+    if request.point_compose:
+        write_environment(root / ".env", known)
     return known
 
 

@@ -25,13 +25,16 @@ def image() -> None:
 @click.option("--offline", is_flag=True, help="Use only what is here: the engine, the base, the wheelhouse.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the complete plan and stop; needs no engine.")
 @click.option("--force", is_flag=True, help="Build on a base that differs from the recorded one.")
-def build(version: str, base: str | None, without: str, offline: bool, only_plan: bool, force: bool) -> None:
+@click.option("--keep-env", is_flag=True, help="Leave .env as it is: compose keeps its image.")
+def build(
+    version: str, base: str | None, without: str, offline: bool, only_plan: bool, force: bool, keep_env: bool
+) -> None:
     """Build the tuned image for a release and a base, and point compose at it."""
     from strata import image as images
 
     root = repository()
     ids = tuple(i.strip() for i in without.split(",") if i.strip())
-    request = images.Request(version.removeprefix("v"), base or None, ids, offline, force)
+    request = images.Request(version.removeprefix("v"), base or None, ids, offline, force, not keep_env)
     if only_plan:
         click.echo(images.plan(request, root, say))
         return
