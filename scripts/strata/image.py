@@ -67,8 +67,8 @@ NEEDS_NPU = {
 class Request:
     """What was asked for.
 
-    base: as in ``BASE=``; without: patch ids; force: build on a base that differs from its pin; point_compose: write the
-    image into ``.env``, from which compose takes it.
+    base: as in ``BASE=``; without: patch ids; force: build on a base that differs from its pin; point_compose:
+    write the image into ``.env``, from which compose takes it.
     """
 
     version: str
