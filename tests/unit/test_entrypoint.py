@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from strata.serving import __main__, entrypoint, environment, health, image
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV_SCRIPT = ROOT / "layers" / "serving" / "rootfs" / "etc" / "strata" / "env.sh"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_variables_of_the_test_run() -> Iterator[None]:
+    """The entrypoint refuses STRATA_ variables that it does not know, and a test run has some of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("STRATA_")]:
+            patch.delenv(name)
+        yield
 
 
 def image_json(tmp_path: Path, **more: Any) -> Path:

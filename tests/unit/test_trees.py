@@ -19,10 +19,15 @@ def test_text_is_read_with_its_newlines(tmp_path: Path) -> None:
     assert trees.read("vllm", "vllm/b.py/below.py") is None
 
 
-@pytest.mark.parametrize("make", [lambda p: p.write_bytes(b"ok\xff"), lambda p: p.mkdir()])
-def test_what_cannot_be_read_is_named(tmp_path: Path, make: object) -> None:
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
     trees = make_trees(tmp_path, {})
-    make(trees.path("vllm", "vllm/bad.py"))  # type: ignore[operator]
+    trees.path("vllm", "vllm/bad.py").mkdir()
+    assert trees.read("vllm", "vllm/bad.py") is None
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    trees = make_trees(tmp_path, {})
+    trees.path("vllm", "vllm/bad.py").write_bytes(b"ok\xff")
     with pytest.raises(StrataError) as found:
         trees.read("vllm", "vllm/bad.py")
     assert found.value.findings[0].code == "E-READ"
