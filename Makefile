@@ -23,7 +23,7 @@ IMAGE_ARGUMENTS = --version '$(VERSION)' $(if $(BASE),--base '$(BASE)') $(if $(W
 .PHONY: help venv bootstrap image up down test test-fast check diff lint bench sources wheelhouse export clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv:
 	@scripts/bootstrap.sh venv

@@ -247,8 +247,10 @@ def plan_text(choice: Choice, series: Series, judged: Judged | None, facts: Mapp
     for patch in series.patches:
         verdict = judged.survey.worst(patch.id) if judged else None
         state = (verdict.name if verdict else "UNTOUCHED") if judged else "-"
+        if verdict and verdict.go and verdict.condition:
+            state += ", affirmed"
         switch = f"switch {patch.spec.switch.name}" if patch.spec.switch else "no run-time switch"
-        lines.append(f"  {patch.group + '/' + patch.id:<44}{patch.spec.kind:<9}{state:<17}{switch}")
+        lines.append(f"  {patch.group + '/' + patch.id:<44}{patch.spec.kind:<9}{state:<20}{switch}")
     sources, inputs = judged.counts if judged else (None, None)
     if judged and not judged.survey.go():
         stopped = [i for i in series.ids if not judged.survey.go([i])]

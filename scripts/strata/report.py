@@ -78,12 +78,20 @@ def as_text(survey: Survey, ids: Collection[str], *, colour: bool = False) -> st
     if together:
         parts.append(
             "Interactions (test both on):\n"
-            + "\n".join(f"  {i.patch} relies on {i.uses}, which {i.edited_by} edits" for i in together)
+            + "\n".join(
+                dict.fromkeys(
+                    f"  {i.patch} relies on {i.uses}, which {i.edited_by} edits" for i in together
+                )
+            )
         )
     stopped = [i for i in shown if not survey.go([i])]
     parts.append(
-        f"{len(shown)} patches on {survey.base}: "
-        + (f"{len(stopped)} need a person: {', '.join(stopped)}" if stopped else "all may go")
+        f"{len(shown)} patch{'' if len(shown) == 1 else 'es'} on {survey.base}: "
+        + (
+            f"{len(stopped)} need{'s' if len(stopped) == 1 else ''} a person: {', '.join(stopped)}"
+            if stopped
+            else "all may go"
+        )
     )
     return "\n\n".join(parts)
 

@@ -117,7 +117,7 @@ def test_check_names_the_function_that_changed(ready: Shell) -> None:
     status, out, _ = ready("check")
     assert status == 1
     assert "NEEDS_REVIEW (near): step changed upstream since the patch was affirmed" in out
-    assert "3 patches on 0.23.0: 1 need a person: fast-step" in out
+    assert "3 patches on 0.23.0: 1 needs a person: fast-step" in out
 
 
 def test_json_says_the_same(ready: Shell) -> None:

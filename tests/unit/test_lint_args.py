@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strata.serving import facts
+from strata.serving.keys import additional_keys
 from strata.serving.lint import Linted, lint, near_power
 from strata.serving.startline import JSON_OPTIONS, integer, read
 
@@ -99,6 +101,26 @@ def test_c05_inner_keys_and_what_hangs_together() -> None:
     assert "super-kernel-option" in without.findings[0].hint
     built_in = lint(shlex.split(alone), KNOWN, patches=["super-kernel-option"])
     assert codes(built_in) == ["E-SUPER", "E-GRAPH"]
+
+
+def test_keys_that_patches_bring_are_known_where_the_patch_is() -> None:
+    for patch, names in facts.facts().patch_keys.items():
+        for name in names:
+            line = ["M", "--additional-config", json.dumps({name: 1})]
+            assert codes(lint(line, KNOWN, patches=[patch])) == []
+            without = lint(line, KNOWN)
+            assert codes(without) == ["E-KEY"] and patch in without.findings[0].hint
+
+
+def test_every_top_level_key_that_a_patch_reads_is_listed() -> None:
+    root = Path(__file__).resolve().parents[2] / "patches"
+    read = {
+        path.relative_to(root).parts[1]: additional_keys([path.read_text(encoding="utf-8")])
+        for path in root.glob("*/*/files/vllm_ascend/strata/*.py")
+        if "runtime-switches" not in path.parts
+    }
+    new = {patch: {k for k in found if "." not in k} - set(KNOWN.additional) for patch, found in read.items()}
+    assert {p: k for p, k in new.items() if k} == {p: set(k) for p, k in facts.facts().patch_keys.items()}
 
 
 def test_c06_everything_in_one_run() -> None:

@@ -154,7 +154,7 @@ class Stale(Strict):
 
 class Facts(Strict):
     """``spellings.yaml``: wishes by name, stale options, stale keys of JSON options, stale environment
-    names.
+    names, and by patch the keys that it adds to ``--additional-config`` beside those of the wishes.
     """
 
     wishes: dict[str, Wish]
@@ -162,6 +162,7 @@ class Facts(Strict):
     stale_flags: tuple[Stale, ...]
     stale_keys: dict[str, tuple[Stale, ...]]
     stale_environment: tuple[Stale, ...]
+    patch_keys: dict[str, tuple[str, ...]]
 
 
 @cache

@@ -20,8 +20,9 @@ def additional_keys(sources: Iterable[str]) -> list[str]:
     Found: ``additional_config.get("k")``, ``additional_config["k"]``, ``"k" in additional_config``, helper
     calls that take the configuration and a literal key; for a key whose value is handed to a class, the
     parameters of its constructor, what the constructor reads of them, and a class-level ``_defaults`` table.
+    A string constant of the module counts as the literal.
     """
-    trees = [ast.parse(text) for text in sources]
+    trees = [_Constants.put_in(ast.parse(text)) for text in sources]
     classes = {n.name: n for t in trees for n in ast.walk(t) if isinstance(n, ast.ClassDef)}
     top: set[str] = set()
     for tree in trees:
@@ -41,6 +42,31 @@ def additional_keys(sources: Iterable[str]) -> list[str]:
 def of_package(package: Path) -> list[str]:
     """:func:`additional_keys` of every Python file below ``package`` (the ``vllm_ascend`` directory)."""
     return additional_keys(p.read_text(encoding="utf-8") for p in sorted(package.rglob("*.py")))
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts a module's string constants where their names are read: ``KEY = "k"`` makes ``get(KEY)`` a read of k."""
+
+    def __init__(self, values: dict[str, ast.Constant]) -> None:
+        self.values = values
+
+    @classmethod
+    def put_in(cls, tree: ast.Module) -> ast.Module:
+        values = {
+            s.targets[0].id: s.value
+            for s in tree.body
+            if isinstance(s, ast.Assign)
+            and len(s.targets) == 1
+            and isinstance(s.targets[0], ast.Name)
+            and isinstance(s.value, ast.Constant)
+            and isinstance(s.value.value, str)
+        }
+        if values:
+            cls(values).visit(tree)
+        return tree
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
 
 
 def _name(node: ast.AST) -> str:

@@ -127,7 +127,8 @@ class _Linter:
         return self.findings
 
     def _patch_keys(self) -> set[str]:
-        return {
+        own = {key for patch in self.patches for key in self.facts.patch_keys.get(patch, ())}
+        return own | {
             f"{outer}.{inner}"
             for wish in self.facts.wishes.values()
             for spelling in wish.wanted
@@ -212,9 +213,12 @@ class _Linter:
                 continue
             top = [k for k in known if "." not in k]
             inside = sorted(k for k in known if k.endswith("." + key))
-            guess = near(key, top)
+            bringers = [p for p, keys in self.facts.patch_keys.items() if silent and key in keys]
+            guess = "" if bringers else near(key, top)
             hint = (
-                f"it belongs into {inside[0].rpartition('.')[0]}"
+                f"the patch {bringers[0]} brings it; this image is without"
+                if bringers
+                else f"it belongs into {inside[0].rpartition('.')[0]}"
                 if inside
                 else (f"did you mean {guess!r}?" if guess else "remove it")
             )

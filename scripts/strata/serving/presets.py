@@ -160,7 +160,7 @@ def load(name: str, environment: Mapping[str, str] | None = None) -> Preset:
                 where=str(facts.directory() / "presets"),
                 expected="one of " + ", ".join(names()),
                 found=name,
-                hint=f"did you mean {guess!r}?" if guess else "set STRATA_PRESET to one of these",
+                hint=f"did you mean {guess!r}?" if guess else "name one of these (in a container: STRATA_PRESET)",
             )
         )
     where = facts.directory() / "presets" / f"{name}.yaml"
