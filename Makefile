@@ -86,7 +86,8 @@ test-compose: venv ## each profile comes up, answers, and goes down
 test-mutants: venv ## one changed line of a patch at a time: its tests must notice (SAMPLE=n: some)
 	.venv/bin/python tests/mutants/run.py --image '$(IMAGE)' --jobs "$$(nproc)" $(if $(SAMPLE),--sample '$(SAMPLE)')
 
-bench: image sources ## times of the engine on the real sources; ratios of the patches' host side, in the image
+bench: bootstrap sources ## times of the engine on the real sources; ratios of the patches' host side, in the image
+	@$(STRATA) image build --version '$(VERSION)' --base cpu --keep-env $(if $(OFFLINE),--offline)
 	@.venv/bin/python tests/bench/engine.py --trees '$(TREES)'
 	@docker run --rm --init --network none --entrypoint python -e PYTHONPATH=/opt/base/stubs \
 		-v '$(CURDIR)/tests:/tests:ro' '$(IMAGE)' -W ignore /tests/bench/host_effects.py
