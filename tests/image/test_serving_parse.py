@@ -141,7 +141,9 @@ print(json.dumps(catalogue.build().model_dump(mode="json")))
     installed = inside(script)
     recorded = KNOWN.model_dump(mode="json")
     extra = set(installed["additional"]) - set(recorded["additional"])
-    assert all(k.startswith("strata") or "super_kernel" in k for k in extra), "only Strata's patches add keys"
+    brought = {key for keys in facts.facts().patch_keys.values() for key in keys}
+    other = {k for k in extra - brought if not k.startswith("strata") and "super_kernel" not in k}
+    assert (other, brought - extra) == (set(), set()), "only Strata's patches add keys, and they add these"
     assert set(recorded["additional"]) <= set(installed["additional"])
     for part in ("version", "flags", "configs", "graph_modes", "methods", "mtp_aliases", "environment"):
         assert installed[part] == recorded[part], part
