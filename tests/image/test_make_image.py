@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,10 +45,10 @@ class Checkout:
                 shutil.copy2(ROOT / name, self.root / name)
         (self.root / ".strata").symlink_to(ROOT / ".strata")
 
-    def image(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """`strata image build`, as `make image` calls it."""
+    def image(self, *arguments: str, prefix: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+        """`strata image build`, as `make image` calls it; prefix: a command that runs it."""
         return subprocess.run(
-            [sys.executable, "-c", MAIN, "image", "build", "--version", VERSION, *arguments],
+            [*prefix, sys.executable, "-c", MAIN, "image", "build", "--version", VERSION, *arguments],
             env={**os.environ, "PYTHONPATH": str(self.root / "scripts"), **variables},
             cwd=self.root,
             capture_output=True,
@@ -116,6 +116,23 @@ def test_an_edited_python_patch_compiles_no_operator(
     assert after[len(base)] == before[len(base)], "the operators' layer is the one from before"
     with capsys.disabled():
         print(f"\nFIGURE make image after an edit of one Python patch: {seconds:.0f} s, no operator compiled")
+
+
+def test_offline_with_the_network_cut(checkout: Checkout, engine: Engine) -> None:
+    """The command in a network namespace of its own, where nothing but the engine's socket can be reached."""
+    cut = ["unshare", "--map-root-user", "--net"] if os.geteuid() else ["unshare", "--net"]
+    seen = subprocess.run([*cut, "cat", "/proc/net/dev"], capture_output=True, text=True, check=True).stdout
+    assert [line.split(":")[0].strip() for line in seen.splitlines()[2:]] == ["lo"], "the network is not cut"
+    path = checkout.root / EDITED
+    original = path.read_text()
+    path.write_text(original + "\n# edited offline by a test\n")
+    before = layers(engine, TUNED)
+    try:
+        done = checkout.image("--base", "cpu", "--offline", prefix=cut)
+    finally:
+        path.write_text(original)
+    assert done.returncode == 0, done.stderr
+    assert layers(engine, TUNED) != before
 
 
 def test_a_patch_left_out(checkout: Checkout, engine: Engine) -> None:
